@@ -1,0 +1,1 @@
+"""autofa: the fastest attention kernel for every shape, measured once per machine."""

@@ -1,0 +1,150 @@
+"""Kernels of other libraries as candidates: what each serves, stated in the same terms as ours.
+
+How each is called is known to csrc/runtime/vendor.cpp; here stand only names and domains.
+`torch.sdpa`, untouched, is the baseline of every ratio and the last rung of the ladder.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import metadata
+
+from autofa.device import Limits
+from autofa.kernels.family import Constraint, Domain, HeadDims
+from autofa.problem import DTYPES, Problem
+
+BASELINE = "torch.sdpa"
+
+
+@dataclass(frozen=True)
+class VendorKernel:
+    """A kernel that another library brings.
+
+    Attributes:
+        slug: its name everywhere, e.g. `torch.flash`.
+        title: the customary form, e.g. `(sdpa flash)`.
+        domains: what it serves, one domain per device kind.
+        library: the distribution it comes with.
+        about: one line for people.
+    """
+
+    slug: str
+    title: str
+    domains: tuple[Domain, ...]
+    library: str = "torch"
+    about: str = ""
+
+    @property
+    def family_name(self) -> str:
+        return self.slug
+
+    def refusal(self, problem: Problem, limits: Limits) -> str | None:
+        """Why it may not serve `problem` there; None if it may."""
+        reasons = [d.refusal(problem, limits) for d in self.domains]
+        if None in reasons:
+            return None
+        here = [r for d, r in zip(self.domains, reasons, strict=True) if d.device == limits.kind]
+        return here[0] if here else reasons[0]
+
+    def version(self) -> str | None:
+        """major.minor of the installed library; None where it is not installed."""
+        try:
+            return ".".join(metadata.version(self.library).split("+")[0].split(".")[:2])
+        except metadata.PackageNotFoundError:
+            return None
+
+    def deterministic(self, device: str) -> bool:
+        """Whether the forward gives the same bits for the same input there."""
+        return all(d.deterministic for d in self.domains if d.device == device)
+
+    def __str__(self) -> str:
+        return self.slug
+
+
+_HALF = ("f16", "bf16")
+
+# Measured on CPU with torch 2.13: the flash op is what SDPA picks wherever its rules allow it.
+_CPU_FLASH = Domain("cpu", DTYPES, unequal_head_dims=False)
+_ANY_CPU = Domain("cpu", DTYPES)
+_ANY_CUDA = Domain("cuda", DTYPES)
+
+SDPA = VendorKernel(
+    BASELINE,
+    "(sdpa)",
+    (_ANY_CPU, _ANY_CUDA),
+    about="torch's scaled_dot_product_attention, which picks a backend by itself",
+)
+FLASH = VendorKernel(
+    "torch.flash",
+    "(sdpa flash)",
+    (
+        _CPU_FLASH,
+        Domain(
+            "cuda",
+            _HALF,
+            HeadDims(step=1, last=256),
+            masks=("none", "causal"),
+            min_arch=80,
+            unequal_causal=False,
+            unequal_head_dims=False,
+        ),
+    ),
+    about="the FlashAttention-2 backend of SDPA; on CPU its flash kernel",
+)
+EFFICIENT = VendorKernel(
+    "torch.efficient",
+    "(sdpa efficient)",
+    (
+        Domain(
+            "cuda",
+            DTYPES,
+            masks=("none", "causal"),
+            min_arch=50,
+            extra=(
+                Constraint(
+                    "alignment",
+                    "head dims must be multiples of 8 (4 in f32)",
+                    lambda _, p, __: (
+                        p.head_dim % (4 if p.dtype == "f32" else 8) == 0
+                        and p.head_dim_v % (4 if p.dtype == "f32" else 8) == 0
+                    ),
+                ),
+            ),
+        ),
+    ),
+    about="the memory-efficient backend of SDPA",
+)
+CUDNN = VendorKernel(
+    "torch.cudnn",
+    "(sdpa cudnn)",
+    (
+        Domain(
+            "cuda",
+            _HALF,
+            HeadDims(step=8, first=8, last=256),
+            masks=("none", "causal"),
+            min_arch=80,
+            unequal_causal=False,
+            unequal_head_dims=False,
+            extra=(
+                Constraint(
+                    "head dim",
+                    "above 128 only on sm_90 and sm_100",
+                    lambda _, p, limits: p.head_dim <= 128 or limits.capability in (90, 100, 103),
+                ),
+            ),
+        ),
+    ),
+    about="the cuDNN backend of SDPA",
+)
+UNFUSED = VendorKernel(
+    "torch.unfused",
+    "(unfused)",
+    (
+        Domain("cpu", DTYPES, masks=("none", "causal"), unequal_causal=False),
+        Domain("cuda", DTYPES, masks=("none", "causal"), unequal_causal=False),
+    ),
+    about="matmul, softmax, matmul: what attention costs without fusion",
+)
+
+VENDORS = (SDPA, FLASH, EFFICIENT, CUDNN, UNFUSED)

@@ -1,0 +1,134 @@
+// Online softmax on accumulator fragments (Milakov and Gimelshein 2018; Dao 2023), rescaled lazily.
+//
+// Any shift of the exponent gives the same result as long as nothing overflows, so the shift
+// follows the running maximum only when a row outgrows it by 2^8 (the threshold of FlashAttention-4).
+// After the first tile almost no tile pays for the quad reductions and for rescaling the output.
+#pragma once
+
+#include <cstdint>
+
+#include "autofa/arch/element.cuh"
+
+namespace autofa {
+
+constexpr float kInfinity = __builtin_huge_valf();
+
+// The scale as the softmax wants it: positive. A negative one is applied by negating the queries.
+// Zero becomes the smallest normal number, which gives the same equal weights, and keeps the
+// product with the -inf of a masked score from being NaN.
+struct SoftmaxScale {
+  float log2;  // scale * log2(e)
+  bool negate_queries;
+
+  __device__ __forceinline__ explicit SoftmaxScale(float scale) : negate_queries(scale < 0.0f) {
+    constexpr float kSmallest = 1.17549435e-38f, kLargest = 3.40282347e+38f;
+    log2 = fabsf(scale) * 1.4426950408889634f;
+    if (log2 < kSmallest) log2 = kSmallest;  // written so that a NaN stays one
+    if (log2 > kLargest) log2 = kLargest;
+  }
+};
+
+// Calls f(m, half): a thread's rows are row(m, half) = m * 16 + half * 8 + lane / 4.
+template <int MTiles, class Function>
+__device__ __forceinline__ void for_each_row(Function f) {
+#pragma unroll
+  for (int m = 0; m < MTiles; ++m) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) f(m, half);
+  }
+}
+
+template <int MTiles>
+class OnlineSoftmax {
+ public:
+  __device__ __forceinline__ explicit OnlineSoftmax(float scale_log2) : scale_log2_(scale_log2) {
+    for_each_row<MTiles>([&](int m, int half) {
+      ceiling_[m][half] = -kInfinity;
+      shift_[m][half] = 0.0f;
+      sum_[m][half] = 0.0f;
+    });
+  }
+
+  // Turns a tile of raw scores (-inf where masked) into weights, and rescales `out` if it must.
+  template <int NTiles, int OTiles>
+  __device__ __forceinline__ void absorb(float (&scores)[MTiles][NTiles][4],
+                                         float (&out)[MTiles][OTiles][4]) {
+    float top[MTiles][2];
+    bool outgrown = false;
+    for_each_row<MTiles>([&](int m, int half) {
+      float even = scores[m][0][2 * half], odd = scores[m][0][2 * half + 1];
+#pragma unroll
+      for (int n = 1; n < NTiles; ++n) {
+        even = fmaxf(even, scores[m][n][2 * half]);
+        odd = fmaxf(odd, scores[m][n][2 * half + 1]);
+      }
+      top[m][half] = fmaxf(even, odd);
+      outgrown |= top[m][half] > ceiling_[m][half];
+    });
+    if (__any_sync(~0u, outgrown)) raise(top, out);
+
+    for_each_row<MTiles>([&](int m, int half) {
+      float even = 0.0f, odd = 0.0f;
+#pragma unroll
+      for (int n = 0; n < NTiles; ++n) {
+        float& low = scores[m][n][2 * half];
+        float& high = scores[m][n][2 * half + 1];
+        low = exp2_fast(fmaf(low, scale_log2_, -shift_[m][half]));
+        high = exp2_fast(fmaf(high, scale_log2_, -shift_[m][half]));
+        even += low;
+        odd += high;
+      }
+      sum_[m][half] += even + odd;
+    });
+  }
+
+  // After the last tile: completes the row sums over the four lanes that share a row.
+  __device__ __forceinline__ void finish() {
+    for_each_row<MTiles>([&](int m, int half) {
+      sum_[m][half] += __shfl_xor_sync(~0u, sum_[m][half], 1);
+      sum_[m][half] += __shfl_xor_sync(~0u, sum_[m][half], 2);
+    });
+  }
+
+  // What the row's accumulated output is multiplied by; 0 for a row that saw no key.
+  __device__ __forceinline__ float normalizer(int m, int half) const {
+    return sum_[m][half] == 0.0f ? 0.0f : 1.0f / sum_[m][half];
+  }
+
+  // Natural log of the row's sum of exponentials; -inf for a row that saw no key.
+  __device__ __forceinline__ float log_sum(int m, int half) const {
+    return (shift_[m][half] + log2f(sum_[m][half])) * 0.6931471805599453f;
+  }
+
+ private:
+  template <int OTiles>
+  __device__ __forceinline__ void raise(const float (&top)[MTiles][2],
+                                        float (&out)[MTiles][OTiles][4]) {
+    const float slack = 8.0f / scale_log2_;
+    for_each_row<MTiles>([&](int m, int half) {
+      float row_top = top[m][half];
+      row_top = fmaxf(row_top, __shfl_xor_sync(~0u, row_top, 1));
+      row_top = fmaxf(row_top, __shfl_xor_sync(~0u, row_top, 2));
+      if (row_top > ceiling_[m][half]) {
+        const bool first = ceiling_[m][half] == -kInfinity;
+        const float shift = row_top * scale_log2_;
+        const float factor = first ? 0.0f : exp2_fast(shift_[m][half] - shift);
+        ceiling_[m][half] = row_top + slack;
+        shift_[m][half] = shift;
+        sum_[m][half] *= factor;
+#pragma unroll
+        for (int n = 0; n < OTiles; ++n) {
+          out[m][n][2 * half] *= factor;
+          out[m][n][2 * half + 1] *= factor;
+        }
+      }
+    });
+  }
+
+  float scale_log2_;
+  float ceiling_[MTiles][2];  // raw score up to which `shift_` serves; -inf before the first key
+  float shift_[MTiles][2];    // log2 of what the row's weights are divided by
+  float sum_[MTiles][2];      // of this lane's weights
+};
+
+}  // namespace autofa

@@ -1,0 +1,148 @@
+// Tiles of 16-bit elements in shared memory: layout, loads from global memory, mma fragments.
+//
+// A tile is cut into panels of up to 64 columns, one 128-byte line per row, whose 16-byte chunks
+// are permuted by the row (XOR). Eight rows of one chunk then fall into eight different bank groups,
+// so neither ldmatrix nor the 16-byte copies conflict, for every head dim.
+#pragma once
+
+#include <cstdint>
+
+#include "autofa/arch/cp_async.cuh"
+#include "autofa/arch/ldmatrix.cuh"
+#include "autofa/arch/shared_memory.cuh"
+
+namespace autofa {
+
+template <int Rows, int Cols>
+struct Tile {
+  static_assert(Rows % 16 == 0 && Cols % 16 == 0, "mma reads 16x16 squares");
+  static constexpr int rows = Rows;
+  static constexpr int cols = Cols;
+  static constexpr int panel_cols = Cols % 64 == 0 ? 64 : Cols % 32 == 0 ? 32 : 16;
+  static constexpr int panels = Cols / panel_cols;
+  static constexpr int row_chunks = panel_cols / 8;
+  static constexpr int row_bytes = panel_cols * 2;
+  static constexpr int panel_bytes = Rows * row_bytes;
+  static constexpr int bytes = Rows * Cols * 2;
+
+  // Where a 16-byte chunk of a panel's row lies. Unchanged, but for whole rows, by 8 rows more.
+  static __device__ __forceinline__ uint32_t offset(int row, int chunk, int panel = 0) {
+    const int swizzled = chunk ^ ((row / (8 / row_chunks)) % row_chunks);
+    return panel * panel_bytes + row * row_bytes + swizzled * 16;
+  }
+};
+
+// Copies tiles of consecutive rows of one matrix; each thread of the block moves a fixed column.
+template <class Tile, int Threads, int HeadDim>
+class TileLoader {
+  static constexpr int rows_per_pass = Threads / Tile::row_chunks;
+  static_assert(Tile::rows % rows_per_pass == 0 && rows_per_pass % 8 == 0,
+                "every thread moves the same number of chunks, at one swizzle");
+
+ public:
+  // `matrix` is row 0; `row_stride` counts elements.
+  __device__ __forceinline__ TileLoader(const void* matrix, int64_t row_stride)
+      : row_(static_cast<int>(threadIdx.x) / Tile::row_chunks),
+        chunk_(static_cast<int>(threadIdx.x) % Tile::row_chunks),
+        row_bytes_(row_stride * 2),
+        source_(static_cast<const char*>(matrix) + row_ * row_bytes_ + chunk_ * 16),
+        target_(Tile::offset(row_, chunk_)) {}
+
+  // Starts the copy of rows [first_row, first_row + Tile::rows) into the tile at `target`. Rows from
+  // `row_count` on and columns from HeadDim on become zeros, and nothing of them is read.
+  __device__ __forceinline__ void load(uint32_t target, int first_row, int row_count) const {
+    if (first_row + Tile::rows <= row_count) {
+      copy<false>(target, first_row, row_count);
+    } else {
+      copy<true>(target, first_row, row_count);
+    }
+  }
+
+  // Calls f(address) for each 16-byte chunk that this thread copies into the tile at `target`.
+  template <class Function>
+  __device__ __forceinline__ void for_each_chunk(uint32_t target, Function f) const {
+#pragma unroll
+    for (int panel = 0; panel < Tile::panels; ++panel) {
+#pragma unroll
+      for (int row = 0; row < Tile::rows; row += rows_per_pass) {
+        f(target + target_ + panel * Tile::panel_bytes + row * Tile::row_bytes);
+      }
+    }
+  }
+
+ private:
+  template <bool Ragged>
+  __device__ __forceinline__ void copy(uint32_t target, int first_row, int row_count) const {
+    const char* source = source_ + first_row * row_bytes_;
+#pragma unroll
+    for (int row = 0; row < Tile::rows; row += rows_per_pass) {
+#pragma unroll
+      for (int panel = 0; panel < Tile::panels; ++panel) {
+        bool valid = !Ragged || first_row + row + row_ < row_count;
+        if constexpr (HeadDim < Tile::cols) {
+          valid = valid && (panel * Tile::row_chunks + chunk_) * 8 < HeadDim;
+        }
+        cp_async_16(target + target_ + panel * Tile::panel_bytes + row * Tile::row_bytes,
+                    source + panel * Tile::row_bytes, valid);
+      }
+      source += rows_per_pass * row_bytes_;
+    }
+  }
+
+  int row_, chunk_;
+  int64_t row_bytes_;
+  const char* source_;
+  uint32_t target_;
+};
+
+// Flips the sign of the chunks that the calling thread copied; other threads need a barrier.
+template <class Loader>
+__device__ __forceinline__ void negate_tile(const Loader& loader, uint32_t tile) {
+  loader.for_each_chunk(tile, [](uint32_t address) {
+    uint32_t words[4];
+    load_shared_16(words, address);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) words[i] ^= 0x80008000u;
+    store_shared_16(address, words);
+  });
+}
+
+// Reads a tile's 16x16 squares as mma fragments.
+template <class Tile>
+class FragmentReader {
+  static constexpr int panel_squares = Tile::panel_cols / 16;
+
+  __device__ __forceinline__ FragmentReader(uint32_t tile, int row, int chunk)
+      : base_(tile + Tile::offset(row, chunk)) {}
+
+  // Two chunks make a square, and the swizzle is an XOR: so is the step between squares.
+  __device__ __forceinline__ uint32_t address(int square_row, int square_col) const {
+    return (base_ ^ (square_col % panel_squares * 32)) +
+           square_col / panel_squares * Tile::panel_bytes + square_row * 16 * Tile::row_bytes;
+  }
+
+  uint32_t base_;
+
+ public:
+  // For operands whose rows run along the fragment's rows: A (queries), transposed B (values).
+  static __device__ __forceinline__ FragmentReader by_rows(uint32_t tile, int first_row = 0) {
+    const int lane = threadIdx.x % 32;
+    return FragmentReader(tile, first_row + lane % 16, lane / 16);
+  }
+  // For B operands stored as n x k (keys): a pair of registers per 8 rows.
+  static __device__ __forceinline__ FragmentReader by_cols(uint32_t tile) {
+    const int lane = threadIdx.x % 32;
+    return FragmentReader(tile, lane % 8 + lane / 16 * 8, lane / 8 % 2);
+  }
+
+  __device__ __forceinline__ void read(uint32_t (&fragment)[4], int square_row,
+                                       int square_col) const {
+    ldmatrix_x4(fragment, address(square_row, square_col));
+  }
+  __device__ __forceinline__ void read_transposed(uint32_t (&fragment)[4], int square_row,
+                                                  int square_col) const {
+    ldmatrix_x4_trans(fragment, address(square_row, square_col));
+  }
+};
+
+}  // namespace autofa

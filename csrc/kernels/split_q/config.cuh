@@ -1,0 +1,38 @@
+// The compile-time shape of one variant, and what it must satisfy.
+#pragma once
+
+#include "autofa/abi.h"
+#include "autofa/arch/element.cuh"
+#include "autofa/block/kv_pipeline.cuh"
+#include "autofa/block/tile.cuh"
+
+namespace autofa::split_q {
+
+template <class Params>
+struct Config {
+  static constexpr int head_dim = Params::head_dim;
+  static constexpr int causal = Params::causal;
+  static constexpr int block_m = Params::block_m;
+  static constexpr int block_n = Params::block_n;
+  static constexpr int threads = Params::warps * 32;
+  static constexpr int rows_per_warp = block_m / Params::warps;
+
+  static_assert(head_dim == 64 || head_dim == 128, "the output of a row stays in registers");
+  static_assert(block_m % (16 * Params::warps) == 0, "each warp owns whole 16-row tiles");
+  static_assert(block_n % 16 == 0, "p v consumes 16 keys at a time");
+
+  static constexpr int m_tiles = rows_per_warp / 16;  // accumulator tiles of 16 x 8
+  static constexpr int n_tiles = block_n / 8;
+  static constexpr int o_tiles = head_dim / 8;
+  // Queries take m_tiles * head_dim / 4 registers of a thread.
+  static constexpr bool queries_in_registers = m_tiles * head_dim <= 128;
+
+  using Element = typename ElementOf<Params::dtype>::type;
+  using QTile = Tile<block_m, head_dim>;
+  using KTile = Tile<block_n, head_dim>;
+  using VTile = Tile<block_n, head_dim>;
+  using Pipeline = KvPipeline<KTile, VTile, threads, head_dim, Params::stages>;
+  static constexpr int smem_bytes = QTile::bytes + Pipeline::bytes;
+};
+
+}  // namespace autofa::split_q

@@ -1,0 +1,112 @@
+// FlashAttention-2 on mma.sync (Dao 2023): only the query rows are split over the warps, every warp
+// reads all keys and values, and the softmax weights never leave the registers.
+#pragma once
+
+#include "autofa/abi.h"
+#include "autofa/block/epilogue.cuh"
+#include "autofa/block/fragments.cuh"
+#include "autofa/block/launch.cuh"
+#include "autofa/block/mask.cuh"
+#include "autofa/block/nonfinite.cuh"
+#include "autofa/block/scheduler.cuh"
+#include "autofa/block/softmax.cuh"
+#include "config.cuh"
+
+namespace autofa::split_q {
+
+template <class Params>
+__global__ void __launch_bounds__(Config<Params>::threads)
+    forward(const __grid_constant__ autofa_params call) {
+  using C = Config<Params>;
+  using Element = typename C::Element;
+  extern __shared__ __align__(128) unsigned char shared[];
+  const uint32_t q_tile = shared_address(shared);
+
+  const BlockWork work(call, C::block_m);
+  const int rows = static_cast<int>(call.seqlen_q), keys = static_cast<int>(call.seqlen_k);
+  const KeyLimit<C::causal> limit(rows, keys);
+  const KeyTiles tiles(limit, work.first_row, C::block_m, rows, C::block_n);
+  const int warp_row = static_cast<int>(threadIdx.x) / 32 * C::rows_per_warp;
+  const int row = work.first_row + warp_row + static_cast<int>(threadIdx.x) % 32 / 4;
+
+  const TileLoader<typename C::QTile, C::threads, C::head_dim> q_loader(
+      matrix_at(call.q, call.q_strides, work.batch, work.head_q), call.q_strides[2]);
+  typename C::Pipeline pipeline(
+      q_tile + C::QTile::bytes, matrix_at(call.k, call.k_strides, work.batch, work.head_kv),
+      call.k_strides[2], matrix_at(call.v, call.v_strides, work.batch, work.head_kv),
+      call.v_strides[2], keys, tiles.end);
+
+  q_loader.load(q_tile, work.first_row, rows);
+  pipeline.start();
+  pipeline.wait_started();
+  const SoftmaxScale scale(call.scale);
+  if (scale.negate_queries) negate_tile(q_loader, q_tile);
+  __syncthreads();
+  const Queries<typename C::QTile, C::m_tiles, C::queries_in_registers> queries(q_tile, warp_row);
+
+  OnlineSoftmax<C::m_tiles> softmax(scale.log2);
+  float out[C::m_tiles][C::o_tiles][4] = {};
+  for (int tile = 0; tile < tiles.end; ++tile) {
+    const bool masked = tile >= tiles.first_masked;
+    const int first_key = tile * C::block_n;
+    float scores[C::m_tiles][C::n_tiles][4];
+    multiply_qk<Element, typename C::KTile>(scores, queries, pipeline.keys(tile));
+    const uint32_t values = pipeline.values(tile);
+    if (masked) mask_scores(scores, limit, row, first_key);
+    softmax.absorb(scores, out);
+    if constexpr (C::causal != AUTOFA_CAUSAL_NONE) {
+      if (masked) {
+        isolate_nonfinite<Element, typename C::VTile>(out, pipeline.value_loader(), values, limit,
+                                                      row, first_key);
+      }
+    }
+    accumulate_pv<Element, typename C::VTile>(out, scores, values);
+  }
+
+  softmax.finish();
+  store_output<Element, typename C::QTile, C::head_dim>(
+      out, softmax, q_tile, warp_row,
+      matrix_at(call.out, call.out_strides, work.batch, work.head_q), call.out_strides[2],
+      work.first_row, rows);
+  if (call.lse != nullptr) {
+    const int64_t sequence = work.batch * call.heads_q + work.head_q;
+    store_log_sums(softmax, call.lse + sequence * rows, warp_row, work.first_row, rows);
+  }
+}
+
+template <class Params>
+struct Kernel {
+  using C = Config<Params>;
+  static constexpr int threads = C::threads;
+  static constexpr int smem_bytes = C::smem_bytes;
+
+  static int64_t workspace_bytes(const autofa_params&) { return 0; }
+
+  static int32_t launch(const autofa_params& call, const autofa_executor&, void* stream) {
+    if (!serves(call)) return AUTOFA_REFUSED;
+    const int64_t blocks = BlockWork::count(call, C::block_m);
+    if (blocks == 0) return AUTOFA_OK;
+    static SharedMemoryOptIn opt_in;
+    const auto* entry = reinterpret_cast<const void*>(&forward<Params>);
+    const cudaError_t error = opt_in.request(entry, C::smem_bytes, call.device_index);
+    if (error != cudaSuccess) return static_cast<int32_t>(error);
+    forward<Params><<<static_cast<unsigned>(blocks), C::threads, C::smem_bytes,
+                      static_cast<cudaStream_t>(stream)>>>(call);
+    return static_cast<int32_t>(cudaGetLastError());
+  }
+
+ private:
+  static bool serves(const autofa_params& call) {
+    constexpr int64_t most = INT32_MAX - 2 * (C::block_m + C::block_n);
+    return call.dtype == Params::dtype && call.causal == C::causal &&
+           call.mask == AUTOFA_MASK_NONE && call.head_dim == C::head_dim &&
+           call.head_dim_v == C::head_dim && call.seqlen_q <= most && call.seqlen_k <= most &&
+           BlockWork::count(call, C::block_m) <= INT32_MAX &&
+           rows_aligned(call.q, call.q_strides, call.batch, call.heads_q, call.seqlen_q) &&
+           rows_aligned(call.k, call.k_strides, call.batch, call.heads_kv, call.seqlen_k) &&
+           rows_aligned(call.v, call.v_strides, call.batch, call.heads_kv, call.seqlen_k) &&
+           rows_aligned(call.out, call.out_strides, call.batch, call.heads_q, call.seqlen_q);
+  }
+};
+
+}  // namespace autofa::split_q

@@ -1,0 +1,86 @@
+// Online softmax of a block of scores laid out key by key, a query per lane: no step crosses lanes.
+// Scores are in units of log 2, so that weights are powers of two.
+#pragma once
+
+#include <float.h>
+#include <math.h>
+#include <stdint.h>
+
+#include "autofa/cpu/vector.h"
+#include "tiles.h"
+
+namespace autofa::cpu_flash {
+
+// Per query: the largest score so far, the sum of weights relative to it, and the factor by which
+// the latest block rescales what was summed before. Starting at the lowest finite number (rather
+// than -inf) keeps queries that have seen no key free of NaN.
+struct SoftmaxState {
+  float* largest;
+  float* sum;
+  float* alpha;
+  float* block_largest;
+
+  void start(int64_t lanes) {
+    for (int64_t i = 0; i < lanes; ++i) {
+      largest[i] = -FLT_MAX;
+      sum[i] = 0;
+    }
+  }
+
+  void start_block(int64_t lanes) {
+    for (int64_t i = 0; i < lanes; ++i) block_largest[i] = -FLT_MAX;
+  }
+
+  // Takes in the largest scores of the block: sets alpha, rescales the sum.
+  void raise(int64_t lanes) {
+    for (int64_t i = 0; i < lanes; i += kLanes) {
+      const Floats before = cpu::load(largest + i);
+      const Floats now = cpu::max(before, cpu::load(block_largest + i));
+      const Floats factor = cpu::exp2_nonpositive(before - now);
+      cpu::store(largest + i, now);
+      cpu::store(alpha + i, factor);
+      cpu::store(sum + i, cpu::load(sum + i) * factor);
+    }
+  }
+};
+
+// Hides, from the first vector of queries, key i of `keys` where lane < i + first_hidden, and takes
+// the largest scores of all `Vectors`.
+template <int Vectors>
+void mask_diagonal(float* scores, int64_t lanes, int64_t keys, int64_t first_lane, float* largest) {
+  Floats top[Vectors];
+  AUTOFA_UNROLL for (int j = 0; j < Vectors; ++j) top[j] = cpu::load(largest + j * kLanes);
+  for (int64_t key = 0; key < keys; ++key) {
+    float* row = scores + key * lanes;
+    const auto hidden = cpu::lane_numbers() < static_cast<int32_t>(first_lane + key);
+    cpu::store(row, hidden ? cpu::broadcast(-INFINITY) : cpu::load(row));
+    AUTOFA_UNROLL for (int j = 0; j < Vectors; ++j) {
+      top[j] = cpu::max(top[j], cpu::load(row + j * kLanes));
+    }
+  }
+  AUTOFA_UNROLL for (int j = 0; j < Vectors; ++j) cpu::store(largest + j * kLanes, top[j]);
+}
+
+// Turns scores of `keys` keys into weights and adds them to the sums.
+template <int Vectors>
+void exponentiate(float* scores, int64_t lanes, int64_t keys, const float* largest, float* sum) {
+  Floats top[Vectors], total[Vectors];
+  AUTOFA_UNROLL for (int j = 0; j < Vectors; ++j) {
+    top[j] = cpu::load(largest + j * kLanes);
+    total[j] = Floats{};
+  }
+#pragma GCC unroll 2
+  for (int64_t key = 0; key < keys; ++key) {
+    AUTOFA_UNROLL for (int j = 0; j < Vectors; ++j) {
+      float* at = scores + key * lanes + j * kLanes;
+      const Floats weight = cpu::exp2_nonpositive(cpu::load(at) - top[j]);
+      total[j] += weight;
+      cpu::store(at, weight);
+    }
+  }
+  AUTOFA_UNROLL for (int j = 0; j < Vectors; ++j) {
+    cpu::store(sum + j * kLanes, cpu::load(sum + j * kLanes) + total[j]);
+  }
+}
+
+}  // namespace autofa::cpu_flash

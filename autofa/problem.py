@@ -235,6 +235,6 @@ def ragged_neighbour(problem: Problem) -> Problem:
     """A shape of the same kind whose lengths fill no tile, for checking correctness."""
 
     def shorten(n: int) -> int:
-        return n - 1 - n // 16 if n > 16 else n
+        return (n - 1 - n // 16) | 1 if n > 16 else n
 
     return replace(problem, seqlen_q=shorten(problem.seqlen_q), seqlen_k=shorten(problem.seqlen_k))

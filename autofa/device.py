@@ -63,6 +63,8 @@ class Limits:
 # Shared memory per SM and per block (bytes): CUDA C++ Programming Guide, "Technical Specifications
 # per Compute Capability".
 _SMEM_KIB = {
+    70: (96, 96),
+    75: (64, 64),
     80: (164, 163),
     86: (100, 99),
     87: (164, 163),
@@ -79,12 +81,30 @@ _SMEM_KIB = {
 _ARCH_SPECIFIC = (90, 100, 103, 110, 120, 121)
 CUDA_ARCHS = tuple(f"sm_{c}{'a' if c in _ARCH_SPECIFIC else ''}" for c in _SMEM_KIB)
 
+# Customary names of cards, for asking what would be legal on a card that is not here.
+CARDS = {
+    "V100": "sm_70",
+    "T4": "sm_75",
+    "A100": "sm_80",
+    "A10": "sm_86",
+    "RTX 3080": "sm_86",
+    "RTX 3090": "sm_86",
+    "L4": "sm_89",
+    "L20": "sm_89",
+    "L40": "sm_89",
+    "RTX 4090": "sm_89",
+    "H100": "sm_90a",
+    "H200": "sm_90a",
+    "B200": "sm_100a",
+    "RTX 5090": "sm_120a",
+}
+
 
 def cuda_limits(arch: str, units: int = 1) -> Limits:
     """The limits of a CUDA architecture such as `sm_80` or `sm_90a`.
 
     Raises:
-        UsageError: the architecture is unknown, or older than sm_80.
+        UsageError: the architecture is unknown.
     """
     match = re.fullmatch(r"sm_([0-9]{2,3})([af]?)", arch)
     capability = int(match.group(1)) if match else 0
@@ -93,6 +113,26 @@ def cuda_limits(arch: str, units: int = 1) -> Limits:
         raise UsageError(explain_bad("arch", arch, known, "name one of these"))
     per_sm, per_block = _SMEM_KIB[capability]
     return Limits("cuda", arch, capability, per_block * 1024, per_sm * 1024, 65536, units)
+
+
+def named_limits(name: str) -> Limits:
+    """The limits of a card (`H200`, `RTX 4090`), an architecture (`sm_86`) or a CPU level
+    (`x86-64-v3`).
+
+    Raises:
+        UsageError: the name is none of these.
+    """
+    cards = {card.lower(): arch for card, arch in CARDS.items()}
+    wanted = name.strip()
+    bare = wanted.lower().removeprefix("nvidia ").removeprefix("geforce ")
+    if bare in cards:
+        return cuda_limits(cards[bare])
+    if wanted in ("x86-64-v3", "x86-64-v4"):
+        return Limits("cpu", wanted, int(wanted[-1]))
+    if wanted.startswith("sm_"):
+        return cuda_limits(wanted)
+    known = ", ".join((*CARDS, "sm_80 ...", "x86-64-v3", "x86-64-v4"))
+    raise UsageError(explain_bad("limits", name, known, "name one of these"))
 
 
 def cuda_build_arch(capability: int) -> str:

@@ -1,4 +1,4 @@
-"""The layer table of docs/architecture.md, enforced: imports go down, fences hold, files stay small."""
+"""The layer table of docs/architecture.md: imports go down, fences hold, files stay small."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_imports_go_to_lower_layers(path: Path) -> None:
             continue
         other = part_of(name)
         assert other == part or LAYERS[other] < LAYERS[part], (
-            f"{path.relative_to(ROOT)} (layer {LAYERS[part]}) imports {name} (layer {LAYERS[other]})"
+            f"{module_name(path)} (layer {LAYERS[part]}) imports {name} (layer {LAYERS[other]})"
         )
 
 

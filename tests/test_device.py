@@ -13,6 +13,7 @@ from autofa.device import (
     cuda_build_arch,
     cuda_limits,
     limits_of,
+    named_limits,
     parse_cpuinfo,
 )
 from autofa.errors import UsageError
@@ -43,14 +44,22 @@ def test_threads_and_isa_are_part_of_the_cpu_key() -> None:
 @pytest.mark.parametrize("arch", CUDA_ARCHS)
 def test_every_known_gpu_has_limits(arch: str) -> None:
     limits = cuda_limits(arch)
-    assert 90 * 1024 < limits.smem_per_block < limits.smem_per_sm
+    assert 64 * 1024 <= limits.smem_per_block <= limits.smem_per_sm
     assert cuda_build_arch(limits.capability) == arch
 
 
-@pytest.mark.parametrize("arch", ["sm_70", "sm_130", "90", "sm90", "", "sm_9x", "x86-64-v4"])
+@pytest.mark.parametrize("arch", ["sm_60", "sm_130", "90", "sm90", "", "sm_9x", "x86-64-v4"])
 def test_unknown_architectures_name_the_known_ones(arch: str) -> None:
     with pytest.raises(UsageError, match="sm_90a"):
         cuda_limits(arch)
+
+
+def test_limits_by_name() -> None:
+    assert named_limits("NVIDIA H200") == cuda_limits("sm_90a")
+    assert named_limits("rtx 4090").smem_per_block == 99 * 1024
+    assert named_limits("x86-64-v3").capability == 3
+    with pytest.raises(UsageError, match="RTX 3090"):
+        named_limits("RTX 9999")
 
 
 def test_limits_of_a_stored_gpu() -> None:

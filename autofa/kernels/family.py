@@ -45,7 +45,7 @@ class Param:
 
 @dataclass(frozen=True)
 class Constraint:
-    """A named rule with its reason; `holds(params, problem, limits)` says whether a point is legal."""
+    """A named rule with its reason; `holds(params, problem, limits)` decides a point's legality."""
 
     name: str
     reason: str

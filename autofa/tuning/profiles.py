@@ -1,0 +1,231 @@
+"""Which problems a tune measures: the built-in profiles as data, and profiles from TOML files.
+
+Within a profile, problems stand in order of importance: a tune with a budget starts at the top.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from pathlib import Path
+
+from autofa.errors import UsageError, explain_bad
+from autofa.problem import MASKS, Problem, parse_dtype, parse_shape
+
+DENSE = ("none",)
+CAUSAL = ("causal",)
+BOTH = ("none", "causal")
+
+
+@dataclass(frozen=True)
+class Group:
+    """Every combination of some shapes, dtypes and masks; shapes as `--shape` takes them."""
+
+    shapes: tuple[str, ...]
+    dtypes: tuple[str, ...]
+    masks: tuple[str, ...] = BOTH
+
+    def problems(self, device: str) -> Iterable[Problem]:
+        for shape in self.shapes:
+            for dtype in self.dtypes:
+                for mask in self.masks:
+                    yield parse_shape(shape, dtype=dtype, mask=mask, device=device)
+
+
+@dataclass(frozen=True)
+class Profile:
+    """A named list of problems for one kind of device, and how long to search in each bucket.
+
+    Attributes:
+        trials: candidates of our own measured per bucket, where the request does not say.
+    """
+
+    name: str
+    device: str
+    trials: int
+    groups: tuple[Group, ...]
+
+    @property
+    def problems(self) -> tuple[Problem, ...]:
+        """In order of importance, each once."""
+        found = (p for group in self.groups for p in group.problems(self.device))
+        return tuple(dict.fromkeys(found))
+
+
+def _filled(head_dim: int, lengths: Iterable[int], tokens: int, width: int) -> tuple[str, ...]:
+    """The field's way to plot over N: a fixed number of tokens, and heads that fill the width."""
+    return tuple(
+        f"{max(tokens // n, 1)},{max(width // head_dim, 1)},{n},{head_dim}" for n in lengths
+    )
+
+
+_HALF = ("bf16", "f16")
+
+_CUDA_QUICK = Profile(
+    "quick",
+    "cuda",
+    12,
+    (
+        Group(("2,16,8192,128", "2,16,8192,64"), ("bf16",), BOTH),
+        Group(("1,8,8192,64", "1,32,512,128", "1,8,1024,64"), ("f16",), DENSE),
+        Group(("4,32,2048,128",), _HALF, CAUSAL),
+        Group(("1,32,512,128", "1,8,1024,64"), ("bf16",), CAUSAL),
+        Group(("2,16,8192,64", "2,16,8192,128"), ("f16",), DENSE),
+    ),
+)
+_CUDA_DEFAULT = Profile(
+    "default",
+    "cuda",
+    16,
+    (
+        *_CUDA_QUICK.groups,
+        Group(_filled(128, (512, 1024, 2048, 4096, 16384), 16384, 2048), ("bf16",)),
+        Group(_filled(64, (512, 1024, 2048, 4096, 16384), 16384, 2048), ("bf16",)),
+        Group(("1,32,128,128", "1,32,2048,128", "1,32,4096,128"), _HALF),
+        Group(("1,16,256,64", "1,16,2048,64", "1,16,4096,64"), ("f16",)),
+        # Decoding: one query row against a long cache, with grouped heads as served models have.
+        Group(("1,32/8,1/4096,128", "16,32/8,1/4096,128", "64,32/8,1/1024,128"), ("bf16",), DENSE),
+        Group(("2,16,1024,96", "2,16,4096,96", "1,8,1024,256", "1,8,4096,256"), ("bf16",)),
+        Group(("1,8,2048,512", "1,8,8192,512", "1,32,4096,320"), ("bf16",), DENSE),
+    ),
+)
+_CUDA_FULL = Profile(
+    "full",
+    "cuda",
+    48,
+    (
+        *_CUDA_DEFAULT.groups,
+        *(
+            Group(_filled(d, (128, 256, 512, 1024, 2048, 4096, 8192, 16384), 16384, 2048), _HALF)
+            for d in (64, 128, 96, 256, 32, 80, 160, 192, 512, 320, 1024)
+        ),
+        *(
+            Group(tuple(f"1,{h},{n},{d}" for n in (128, 512, 1024, 4096, 16384)), _HALF)
+            for h, d in ((8, 64), (16, 128), (32, 64), (32, 128), (8, 256), (8, 512))
+        ),
+        Group(
+            tuple(f"{b},32/8,1/{n},128" for b in (1, 8, 32, 128) for n in (512, 2048, 8192)),
+            _HALF,
+            DENSE,
+        ),
+        Group(("4,32/8,2048,128", "1,32/8,8192,128", "1,64/8,8192,128"), _HALF),
+        Group(("2,16,8192,64", "2,16,1024,64", "2,16,1024,128"), ("f32",)),
+    ),
+)
+_CPU_QUICK = Profile(
+    "quick",
+    "cpu",
+    8,
+    (
+        Group(("1,8,512,64", "1,8,1024,128"), ("f32",), BOTH),
+        Group(("4,8,128,64",), ("f32",), DENSE),
+        Group(("1,8,256,128",), ("f32",), CAUSAL),
+    ),
+)
+_CPU_DEFAULT = Profile(
+    "default",
+    "cpu",
+    16,
+    (
+        *_CPU_QUICK.groups,
+        Group(("1,8,128,64", "1,8,1024,64", "1,8,2048,64"), ("f32",)),
+        Group(("1,8,128,128", "1,8,512,128", "1,8,2048,128"), ("f32",)),
+        Group(("1,8,512,64", "1,8,1024,128"), ("bf16",)),
+        Group(("1,8,512,32", "1,8,512,256", "1,4,512,512"), ("f32",), DENSE),
+        Group(("1,32/8,1/1024,128",), ("f32",), DENSE),
+    ),
+)
+_CPU_FULL = Profile(
+    "full",
+    "cpu",
+    48,
+    (
+        *_CPU_DEFAULT.groups,
+        *(
+            Group(tuple(f"{b},8,{n},{d}" for b in (1, 4) for n in (128, 256, 512, 1024)), (dtype,))
+            for d in (64, 128, 32, 96, 256)
+            for dtype in ("f32", "bf16")
+        ),
+        Group(("1,8,4096,64", "1,8,4096,128", "1,4,1024,512"), ("f32",)),
+        Group(("1,32/8,1/128,128", "8,32/8,1/1024,128"), ("f32", "bf16"), DENSE),
+    ),
+)
+
+_BUILT_IN = {
+    (p.device, p.name): p
+    for p in (_CUDA_QUICK, _CUDA_DEFAULT, _CUDA_FULL, _CPU_QUICK, _CPU_DEFAULT, _CPU_FULL)
+}
+PROFILE_NAMES = ("quick", "default", "full")
+
+
+def find_profile(name: str, device: str) -> Profile:
+    """The built-in profile of that name for `cuda` or `cpu`, or the one in the file `name`.
+
+    Raises:
+        UsageError: there is neither, or the file is not a profile.
+    """
+    if name in PROFILE_NAMES:
+        return _BUILT_IN[device, name]
+    if name.endswith(".toml"):
+        return _from_file(Path(name).expanduser(), device)
+    near = get_close_matches(name, PROFILE_NAMES, n=1)
+    do = f"did you mean {near[0]}?" if near else "choose one of these"
+    raise UsageError(explain_bad("profile", name, ", ".join(PROFILE_NAMES) + ", FILE.toml", do))
+
+
+_FILE_FORM = '[[group]] tables with shapes = ["1,8,1024,64"], and dtypes, masks where wanted'
+
+
+def _toml(text: str) -> dict[str, object]:
+    if sys.version_info >= (3, 11):
+        import tomllib
+
+        return tomllib.loads(text)
+    do = "use Python 3.11 or newer, or name the shapes with --shape"
+    raise UsageError(explain_bad("profile", "a TOML file", ", ".join(PROFILE_NAMES), do))
+
+
+def _from_file(path: Path, device: str) -> Profile:
+    try:
+        document = _toml(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        do = f"check the path ({error.strerror})"
+        raise UsageError(explain_bad("profile", str(path), "a readable file", do)) from None
+    except UsageError:
+        raise
+    except ValueError as error:
+        raise UsageError(
+            explain_bad("profile", str(path), f"TOML: {_FILE_FORM}", f"mend it ({error})")
+        ) from None
+    tables = document.get("group")
+    trials = document.get("trials", _BUILT_IN[device, "default"].trials)
+    if not isinstance(tables, list) or not tables or set(document) - {"group", "trials"}:
+        raise UsageError(explain_bad("profile", str(path), _FILE_FORM, "mend the file"))
+    if not isinstance(trials, int) or isinstance(trials, bool) or trials < 1:
+        do = "set it to the candidates to try per bucket"
+        raise UsageError(explain_bad(f"{path}: trials", trials, "a whole number >= 1", do))
+    groups = tuple(_group(table, str(path), device) for table in tables)
+    profile = Profile(path.stem, device, trials, groups)
+    _ = profile.problems  # malformed shapes and dtypes are refused here, not later
+    return profile
+
+
+def _group(table: object, path: str, device: str) -> Group:
+    bad = UsageError(explain_bad(f"{path}: group", table, _FILE_FORM, "mend the table"))
+    if not isinstance(table, dict) or set(table) - {"shapes", "dtypes", "masks"}:
+        raise bad
+    default = Group((), ("f16",) if device == "cuda" else ("f32",), BOTH)
+    lists = []
+    for name in ("shapes", "dtypes", "masks"):
+        value = table.get(name, list(getattr(default, name)))
+        if not isinstance(value, list) or not value or not all(isinstance(v, str) for v in value):
+            raise bad
+        lists.append(tuple(value))
+    shapes, dtypes, masks = lists
+    for mask in masks:
+        if mask not in MASKS:
+            do = "choose one of these"
+            raise UsageError(explain_bad(f"{path}: mask", mask, ", ".join(MASKS), do))
+    return replace(default, shapes=shapes, dtypes=tuple(map(parse_dtype, dtypes)), masks=masks)

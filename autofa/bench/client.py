@@ -1,0 +1,184 @@
+"""The parent's side of the measuring worker: starts it, gives it work, survives its death.
+
+No torch here: whoever tunes need not load it to drive a worker. Failures of candidates are data;
+only a worker that cannot even start, or a bug in the worker itself, is an exception.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+
+from autofa.bench.cases import cases_for
+from autofa.bench.process import Death, Process
+from autofa.bench.protocol import (
+    CheckRequest,
+    Outcome,
+    Plan,
+    Subject,
+    TimeRequest,
+    TimingRun,
+)
+from autofa.device import Limits
+from autofa.errors import LaunchError
+from autofa.kernels import Candidate
+from autofa.kernels.family import Variant
+from autofa.kernels.vendor import BASELINE
+from autofa.problem import Problem
+
+
+@dataclass(frozen=True)
+class WorkerOptions:
+    """Limits of the worker.
+
+    Attributes:
+        check_timeout_s: for one candidate's whole check.
+        step_timeout_s: while timing, for one candidate's turn in one round.
+        start_timeout_s: for the process to be ready (torch's import, a CUDA context).
+        memory_bytes: host memory the worker may hold; None: 80% of what is available at its start.
+    """
+
+    check_timeout_s: float = 30.0
+    step_timeout_s: float = 20.0
+    start_timeout_s: float = 120.0
+    memory_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class Entrant:
+    """A candidate to measure, with its compiled library; None for a vendor kernel."""
+
+    candidate: Candidate
+    library: Path | None = None
+
+
+def _subject(entrant: Entrant) -> Subject:
+    candidate, library = entrant.candidate, entrant.library
+    alignment = candidate.family.domain.alignment if isinstance(candidate, Variant) else 1
+    return Subject(candidate.slug, None if library is None else str(library), alignment)
+
+
+class Worker:
+    """A measuring process for one device, restarted whenever a candidate brings it down.
+
+    It starts with the first request and keeps libraries, inputs and references between requests, so
+    ask for all candidates of one problem before the next problem. Use from one thread at a time;
+    several workers may live side by side. The process dies with this one.
+
+    Args:
+        device: `cuda:0` or `cpu`.
+        limits: of that device; `limits.units` is the number of threads on CPU.
+        options: time and memory limits.
+
+    Example:
+        with Worker("cpu", limits) as worker:
+            outcome = worker.check(variant, library, problem)
+            run = worker.time([Entrant(variant, library)], problem)
+    """
+
+    def __init__(self, device: str, limits: Limits, options: WorkerOptions | None = None) -> None:
+        self.device = device
+        self.limits = limits
+        self.options = options or WorkerOptions()
+        self.starts = 0
+        self._process: Process | None = None
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the process. The worker may be used again; it then starts afresh."""
+        if self._process is not None:
+            self._process.kill()
+            self._process = None
+
+    def check(self, candidate: Candidate, library: Path | None, problem: Problem) -> Outcome:
+        """Whether the candidate computes attention: on `problem` and on every odd input like it
+        that its declaration serves (`cases_for`). Never raises for what the candidate does.
+
+        Raises:
+            LaunchError: the worker process cannot start.
+        """
+        began = time.monotonic()
+        subject = _subject(Entrant(candidate, library))
+        request = CheckRequest(subject, cases_for(candidate, problem, self.limits))
+        process = self._running()
+        reply = process.ask(request, total_s=self.options.check_timeout_s)
+        seconds = time.monotonic() - began
+        if isinstance(reply, Death):
+            self.close()
+            return Outcome(subject.slug, reply.status, reply.message, seconds=seconds)
+        if not isinstance(reply, Outcome):
+            raise AssertionError(f"the worker answered a check with {reply!r}")
+        if reply.status in ("wrong_result", "crashed"):
+            # It may have written where it should not: what else lives in the process is suspect.
+            self.close()
+        return replace(reply, seconds=seconds)
+
+    def time(
+        self, entrants: Sequence[Entrant], problem: Problem, plan: Plan | None = None
+    ) -> TimingRun:
+        """Times candidates and plain SDPA, interleaved. Time only what has passed its check.
+
+        A candidate that brings the worker down or does not come back is named in its outcome, and
+        the others are timed again without it.
+
+        Raises:
+            LaunchError: the worker process cannot start, or plain SDPA itself cannot be timed.
+        """
+        plan = plan or Plan()
+        subjects = [_subject(entrant) for entrant in entrants]
+        order = [subject.slug for subject in subjects]
+        if BASELINE not in order:
+            subjects.append(Subject(BASELINE, None, 1))
+            order.append(BASELINE)
+        lost: dict[str, Outcome] = {}
+        while True:
+            began = time.monotonic()
+            process = self._running()
+            request = TimeRequest(tuple(subjects), problem, plan)
+            reply = process.ask(request, step_s=self.options.step_timeout_s)
+            if not isinstance(reply, Death):
+                break
+            self.close()
+            if not 0 <= reply.running < len(subjects):
+                raise LaunchError(
+                    f"the measuring worker died outside of any candidate: {reply.message}; "
+                    f"timing {problem.shape} on {self.device}"
+                )
+            culprit = subjects.pop(reply.running)
+            if culprit.slug == BASELINE:
+                raise LaunchError(
+                    f"plain SDPA cannot be timed: {reply.message}; {problem.shape} on {self.device}"
+                )
+            lost[culprit.slug] = Outcome(
+                culprit.slug, reply.status, reply.message, seconds=time.monotonic() - began
+            )
+        if not isinstance(reply, TimingRun):
+            raise AssertionError(f"the worker answered a timing with {reply!r}")
+        found = {outcome.slug: outcome for outcome in reply.outcomes} | lost
+        return replace(reply, outcomes=tuple(found[slug] for slug in order))
+
+    def _running(self) -> Process:
+        if self._process is not None and not self._process.usable:
+            self.close()
+        if self._process is None:
+            self.starts += 1
+            self._process = Process.start(
+                self.device,
+                self.limits.units if self.limits.kind == "cpu" else 0,
+                self.options.memory_bytes,
+                self.options.start_timeout_s,
+            )
+        return self._process

@@ -1,0 +1,224 @@
+"""The worker's process as its parent holds it: start, ask with a deadline, watch memory, kill.
+
+Linux only. The parent never blocks on the child: it polls, and kills the child's whole process
+group when a deadline or the memory limit passes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from autofa.bench.protocol import Decoder, Failed, Hello, Message, Ready, Scoreboard, encode
+from autofa.errors import LaunchError
+
+# Between two looks at memory and deadlines. A look costs about 30 us, so this leaves the machine
+# 99.9% alone; a page-faulting loop gains about 100 MB in that time.
+_POLL_S = 0.05
+_TAIL_BYTES = 2000
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+# The package may have been found by a changed sys.path; the child must find the same one.
+_BOOT = "import sys; sys.path.append(sys.argv[1]); from autofa.bench.worker import main; main()"
+
+
+@dataclass(frozen=True)
+class Death:
+    """How a worker ended before it answered.
+
+    `running` is the index of the candidate whose code ran last, -1 where it was none's.
+    """
+
+    status: str
+    message: str
+    running: int
+
+
+def available_memory() -> int:
+    """Bytes of host memory that can be had now, the control group's limit included."""
+    found = [os.sysconf("SC_PHYS_PAGES") * _PAGE]
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        text = Path("/proc/meminfo").read_text()
+        found.append(int(text.split("MemAvailable:")[1].split()[0]) * 1024)
+    with contextlib.suppress(OSError, ValueError):
+        group = Path("/sys/fs/cgroup")
+        limit = int((group / "memory.max").read_text())
+        found.append(max(limit - int((group / "memory.current").read_text()), 0))
+    return min(found)
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+class Process:
+    """One worker process. Made by `start`; not thread-safe."""
+
+    def __init__(self, child: subprocess.Popen[bytes], memory_bytes: int) -> None:
+        self._child = child
+        self._memory_bytes = memory_bytes
+        self._resident = 0
+        self._busy = False
+        self._decoder = Decoder()
+        self._log: IO[bytes]
+        self._board: Scoreboard
+        self._to_child = self._from_child = self._lifeline = -1
+
+    @classmethod
+    def start(
+        cls, device: str, threads: int, memory_bytes: int | None, timeout_s: float
+    ) -> Process:
+        """Starts a worker and waits until it is ready.
+
+        Raises:
+            LaunchError: it did not become ready.
+        """
+        memory_bytes = memory_bytes or int(available_memory() * 0.8)
+        board = Scoreboard()
+        requests, to_child = os.pipe()
+        from_child, replies = os.pipe()
+        life, lifeline = os.pipe()
+        log = tempfile.TemporaryFile()  # noqa: SIM115  closed by kill()
+        package_root = Path(__file__).resolve().parents[2]
+        # The death signal is bound to the thread that forks: only the main thread surely outlives
+        # the worker. The lifeline pipe closes with this process whichever thread it was.
+        bound = int(threading.current_thread() is threading.main_thread())
+        handles = (requests, replies, board.descriptor, life)
+        command = [sys.executable, "-c", _BOOT, package_root, *handles, bound, os.getpid()]
+        try:
+            child = subprocess.Popen(
+                [str(part) for part in command],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=handles,
+                start_new_session=True,
+            )
+        finally:
+            for descriptor in (requests, replies, life):
+                os.close(descriptor)
+        process = cls(child, memory_bytes)
+        process._log, process._board = log, board
+        process._to_child, process._from_child, process._lifeline = to_child, from_child, lifeline
+        os.set_blocking(to_child, False)
+        reply = process.ask(Hello(device, threads, memory_bytes), total_s=timeout_s)
+        if not isinstance(reply, Ready):
+            process.kill()
+            detail = reply.message if isinstance(reply, Death) else repr(reply)
+            raise LaunchError(f"the measuring worker for {device} did not start: {detail}")
+        return process
+
+    @property
+    def usable(self) -> bool:
+        """Whether it runs and waits for a request; False after an interrupted `ask`."""
+        return not self._busy and self._child.poll() is None
+
+    def ask(
+        self, message: Message, *, total_s: float | None = None, step_s: float | None = None
+    ) -> Message | Death:
+        """Sends a request and waits for its answer, at most `total_s` in all and `step_s` between
+        two beats of the scoreboard. After a `Death` the process is gone.
+
+        Raises:
+            RuntimeError: the worker reports a failure of its own; the process is gone.
+        """
+        self._busy = True
+        pending = encode(message)
+        began = beat_at = time.monotonic()
+        beat = -1
+        while True:
+            writers = [self._to_child] if pending else []
+            readable, writable, _ = select.select([self._from_child], writers, [], _POLL_S)
+            if writable:
+                try:
+                    pending = pending[os.write(self._to_child, pending) :]
+                except BrokenPipeError:
+                    return self._died(None)
+            if readable:
+                data = os.read(self._from_child, 1 << 20)
+                if not data:
+                    return self._died(None)
+                try:
+                    reply = self._decoder.feed(data)
+                except ValueError as error:
+                    return self._died("crashed", f"its answer is broken: {error}")
+                if isinstance(reply, Failed):
+                    self.kill()
+                    raise RuntimeError(f"the measuring worker failed:\n{reply.text}")
+                if reply is not None:
+                    self._busy = False
+                    return reply
+                continue
+            self._look_at_memory()
+            if self._resident > self._memory_bytes:
+                gib = self._memory_bytes / 2**30
+                return self._died("out_of_memory", f"held more than {gib:.1f} GiB of host memory")
+            now = time.monotonic()
+            seen, running = self._board.read()
+            if seen != beat:
+                beat, beat_at = seen, now
+            if total_s is not None and now - began > total_s:
+                return self._died("timeout", f"no answer within {total_s:g} s")
+            # Between candidates the worker makes inputs, which is no candidate's fault.
+            if step_s is not None and now - beat_at > step_s * (1 if running >= 0 else 10):
+                return self._died("timeout", f"did not return within {step_s:g} s")
+
+    def _look_at_memory(self) -> None:
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            fields = Path(f"/proc/{self._child.pid}/statm").read_text().split()
+            self._resident = int(fields[1]) * _PAGE
+
+    def _died(self, status: str | None, message: str = "") -> Death:
+        """Ends the process if it still runs, and says what it died of."""
+        _, running = self._board.read()
+        if status is None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._child.wait(5.0)
+            status, message = self._cause(self._child.poll())
+        self.kill()
+        return Death(status, message, running)
+
+    def _cause(self, code: int | None) -> tuple[str, str]:
+        tail = self._tail()
+        if code is None:
+            return "crashed", "closed its pipes without an answer"
+        if code >= 0:
+            last = tail.splitlines()[-1] if tail else "no output"
+            return "crashed", f"exited with status {code}: {last}"
+        name = _signal_name(-code)
+        if code == -signal.SIGKILL:
+            return "out_of_memory", "killed by the system, as it does for want of memory"
+        # The data limit makes malloc fail a little above the watched limit; few kernels ask.
+        if "bad_alloc" in tail or self._resident > 0.8 * self._memory_bytes:
+            return "out_of_memory", f"died of {name} when memory ran out"
+        return "crashed", f"died of {name}"
+
+    def _tail(self) -> str:
+        size = os.fstat(self._log.fileno()).st_size
+        offset = max(size - _TAIL_BYTES, 0)
+        return os.pread(self._log.fileno(), _TAIL_BYTES, offset).decode(errors="replace").strip()
+
+    def kill(self) -> None:
+        """Kills the whole process group. Safe to call twice."""
+        if self._lifeline < 0:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._child.pid, signal.SIGKILL)
+        self._child.wait()
+        for descriptor in (self._to_child, self._from_child, self._lifeline):
+            os.close(descriptor)
+        self._lifeline = -1
+        self._log.close()
+        self._board.close()

@@ -1,0 +1,252 @@
+"""Finds the compilers, and writes their command lines. The only file that knows their names."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from autofa.compiler.targets import flags_of, kind_of
+from autofa.errors import ToolchainError
+from autofa.settings import Settings
+
+# sm_120 is known from CUDA 12.8 on; the levels x86-64-v3 and v4 from g++ 11 and clang 12 on.
+OLDEST_NVCC = (12, 8)
+OLDEST_GCC = (11, 0)
+OLDEST_CLANG = (12, 0)
+
+# A compiler that takes longer to tell its version hangs.
+_VERSION_SECONDS = 20.0
+
+_GET_NVCC = (
+    "install CUDA 12.8 or newer and set CUDA_HOME or PATH, or `pip install autofa[cuda]`; "
+    "without a compiler attention() answers with what is already built, or with SDPA"
+)
+_GET_CXX = (
+    "install g++ 11 or newer (Debian, Ubuntu: `apt-get install g++`), or set CXX; "
+    "without a compiler attention() answers with what is already built, or with SDPA"
+)
+
+
+@dataclass(frozen=True)
+class Toolchain:
+    """A compiler that answered.
+
+    Attributes:
+        kind: `cuda` or `cpu`.
+        command: how it is started.
+        version: the line of `--version` that names its release; what records call "the compiler".
+        release: major and minor number.
+        origin: where it was found: `CXX`, `CUDA_HOME`, `PATH` or `pip`.
+        link: flags that this installation needs for linking.
+    """
+
+    kind: str
+    command: tuple[str, ...]
+    version: str
+    release: tuple[int, int]
+    origin: str
+    link: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.version} ({' '.join(self.command)}, from {self.origin})"
+
+
+def environment(settings: Settings) -> tuple[str, ...]:
+    """A prefix for commands: the search path of `settings`, and English messages to read."""
+    return ("/usr/bin/env", "LC_ALL=C", f"PATH={settings.search_path}")
+
+
+def _ask(command: tuple[str, ...], settings: Settings, do: str) -> str:
+    """What a compiler prints.
+
+    Raises:
+        ToolchainError: it cannot be started, fails, or hangs.
+    """
+    shown = " ".join(command)
+    try:
+        answer = subprocess.run(
+            (*environment(settings), *command),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_VERSION_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise ToolchainError(
+            f"`{shown}` gave no answer in {_VERSION_SECONDS:.0f} s; {do}"
+        ) from None
+    if answer.returncode != 0:
+        said = (answer.stderr.strip() or answer.stdout.strip()).splitlines()
+        why = f": {said[0]}" if said else ""
+        raise ToolchainError(f"`{shown}` failed with exit code {answer.returncode}{why}; {do}")
+    return answer.stdout
+
+
+def _release(command: tuple[str, ...], text: str, pattern: str, do: str) -> tuple[str, int, int]:
+    for line in text.splitlines():
+        match = re.search(pattern, line)
+        if match is not None:
+            return line.strip(), int(match.group(1)), int(match.group(2))
+    shown = text.strip().splitlines()[0][:80] if text.strip() else ""
+    raise ToolchainError(f"`{' '.join(command)} --version`: got {shown!r}, no release number; {do}")
+
+
+def _refuse_older(name: str, found: tuple[int, int], oldest: tuple[int, int], do: str) -> None:
+    if found < oldest:
+        got, needed = (".".join(map(str, release)) for release in (found, oldest))
+        raise ToolchainError(f"{name}: got release {got}, needed {needed} or newer; {do}")
+
+
+def _pip_nvcc() -> Path | None:
+    """nvcc of the pip packages, which unite under `nvidia/cu13` (and later `cuNN`)."""
+    spec = importlib.util.find_spec("nvidia")
+    for place in (spec.submodule_search_locations or ()) if spec else ():
+        for nvcc in sorted(Path(place).glob("cu*/bin/nvcc"), reverse=True):
+            return nvcc
+    return None
+
+
+def _pip_link(root: Path) -> tuple[str, ...]:
+    # The wheels have libcudart.so.13 without the unversioned name that `-cudart shared` looks for.
+    for library in sorted((root / "lib").glob("libcudart.so.*"), key=lambda p: len(p.name)):
+        return ("-cudart", "none", f"-L{root / 'lib'}", f"-l:{library.name}")
+    raise ToolchainError(
+        f"nvcc of the pip packages: found {root}, but no lib/libcudart.so.* in it; "
+        "`pip install autofa[cuda]` brings nvidia-cuda-runtime"
+    )
+
+
+def _find_cuda(settings: Settings) -> Toolchain:
+    places: list[tuple[Path | None, str]] = []
+    if settings.cuda_home is not None:
+        nvcc = settings.cuda_home / "bin" / "nvcc"
+        places.append((nvcc if nvcc.is_file() else None, "CUDA_HOME"))
+    on_path = shutil.which("nvcc", path=settings.search_path)
+    places.append((Path(on_path) if on_path else None, "PATH"))
+    places.append((_pip_nvcc(), "pip"))
+    there = [(path, origin) for path, origin in places if path is not None]
+    if not there:
+        looked = f"CUDA_HOME={settings.cuda_home}" if settings.cuda_home else "CUDA_HOME (not set)"
+        raise ToolchainError(f"nvcc: not in {looked}, PATH or the pip packages; {_GET_NVCC}")
+    nvcc_path, origin = there[0]
+    command = (str(nvcc_path),)
+    said = _ask((*command, "--version"), settings, _GET_NVCC)
+    version, major, minor = _release(command, said, r"release (\d+)\.(\d+)", _GET_NVCC)
+    _refuse_older(str(nvcc_path), (major, minor), OLDEST_NVCC, _GET_NVCC)
+    link = _pip_link(nvcc_path.parents[1]) if origin == "pip" else ("-cudart", "shared")
+    return Toolchain("cuda", command, version, (major, minor), origin, link)
+
+
+def _find_cpu(settings: Settings) -> Toolchain:
+    if settings.cxx is not None:
+        command, origin = settings.cxx, "CXX"
+        if shutil.which(command[0], path=settings.search_path) is None:
+            raise ToolchainError(f"CXX={' '.join(command)}: no such command; {_GET_CXX}")
+    else:
+        names = ("g++", "c++")
+        found = next((n for n in names if shutil.which(n, path=settings.search_path)), None)
+        if found is None:
+            raise ToolchainError(f"C++ compiler: CXX is not set, no g++ or c++ in PATH; {_GET_CXX}")
+        command, origin = (found,), "PATH"
+    said = _ask((*command, "--version"), settings, _GET_CXX)
+    version, major, minor = _release(command, said, r"\b(\d+)\.(\d+)(?:\.\d+)?\b", _GET_CXX)
+    oldest = OLDEST_CLANG if "clang" in said else OLDEST_GCC
+    _refuse_older(" ".join(command), (major, minor), oldest, _GET_CXX)
+    return Toolchain("cpu", command, version, (major, minor), origin)
+
+
+@lru_cache(maxsize=16)
+def _find(
+    kind: str, cxx: tuple[str, ...] | None, cuda_home: Path | None, search_path: str
+) -> Toolchain:
+    settings = Settings(cxx=cxx, cuda_home=cuda_home, search_path=search_path)
+    return _find_cuda(settings) if kind == "cuda" else _find_cpu(settings)
+
+
+def find(kind: str, settings: Settings) -> Toolchain:
+    """The compiler for `kind` (`cuda` or `cpu`). What was found is remembered in this process.
+
+    nvcc is looked for in CUDA_HOME, then PATH, then the pip packages; the C++ compiler is CXX, else
+    g++, else c++. The first one there is taken: if it does not answer properly, that is an error.
+
+    Raises:
+        ToolchainError: none is there, it is too old, or it gives no proper answer.
+    """
+    return _find(kind, settings.cxx, settings.cuda_home, settings.search_path)
+
+
+@lru_cache(maxsize=16)
+def _known_archs(command: tuple[str, ...], search_path: str) -> tuple[str, ...]:
+    settings = Settings(search_path=search_path)
+    said = _ask((*command, "--list-gpu-arch"), settings, "check this installation of CUDA")
+    numbers = sorted({int(n) for n in re.findall(r"compute_(\d+)", said)})
+    return tuple(f"sm_{n}" for n in numbers)
+
+
+def cuda_archs(toolchain: Toolchain, settings: Settings) -> tuple[str, ...]:
+    """The architectures that this nvcc compiles for, oldest first, without `a` or `f` suffixes.
+
+    Raises:
+        ToolchainError: it does not answer `--list-gpu-arch`.
+    """
+    return _known_archs(toolchain.command, settings.search_path)
+
+
+def unsupported(toolchain: Toolchain, target: str, settings: Settings) -> str | None:
+    """Why `toolchain` cannot compile for `target`; None if it can."""
+    if toolchain.kind == "cpu":
+        return None  # OLDEST_GCC and OLDEST_CLANG know every level
+    known = cuda_archs(toolchain, settings)
+    if target.rstrip("af") in known:
+        return None
+    number, *numbers = (int(re.sub(r"[^0-9]", "", arch)) for arch in (target, *known))
+    if number < min(numbers, default=0):
+        do = "use an older CUDA: 12.9 is the last that knows sm_50 to sm_72"
+    elif number > max(numbers, default=0):
+        do = "a newer CUDA is needed for this architecture"
+    else:
+        do = "another release of CUDA is needed for this architecture"
+    supported = ", ".join(known)
+    return f"{target}: not known to {toolchain.version}; supported: {supported}; {do}"
+
+
+def compile_command(
+    toolchain: Toolchain, target: str, includes: tuple[str, ...], source: str, output: str
+) -> tuple[str, ...]:
+    """The one command that makes a library from a source."""
+    paths = tuple(f"-I{path}" for path in includes)
+    report = ("-Xptxas=-v",) if kind_of(target) == "cuda" else ()
+    return (
+        *toolchain.command,
+        *flags_of(target),
+        *report,
+        *paths,
+        source,
+        "-o",
+        output,
+        *toolchain.link,
+    )
+
+
+def find_ninja(settings: Settings) -> str:
+    """The path of ninja: the one beside this interpreter first, then the search path.
+
+    Raises:
+        ToolchainError: there is none.
+    """
+    beside = Path(sys.executable).parent / "ninja"
+    found = str(beside) if beside.is_file() else shutil.which("ninja", path=settings.search_path)
+    if found is None:
+        raise ToolchainError(
+            f"ninja: not beside {sys.executable}, not in PATH; `pip install ninja`, or build one "
+            "library at a time (MAX_JOBS=1), which needs none"
+        )
+    return found

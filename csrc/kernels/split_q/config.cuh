@@ -1,6 +1,8 @@
 // The compile-time shape of one variant, and what it must satisfy.
 #pragma once
 
+#include <algorithm>
+
 #include "autofa/abi.h"
 #include "autofa/arch/element.cuh"
 #include "autofa/block/kv_pipeline.cuh"
@@ -17,15 +19,21 @@ struct Config {
   static constexpr int threads = Params::warps * 32;
   static constexpr int rows_per_warp = block_m / Params::warps;
 
-  static_assert(head_dim == 64 || head_dim == 128, "the output of a row stays in registers");
+  static_assert(head_dim == 64 || head_dim == 128, "made for these");
   static_assert(block_m % (16 * Params::warps) == 0, "each warp owns whole 16-row tiles");
   static_assert(block_n % 16 == 0, "p v consumes 16 keys at a time");
 
   static constexpr int m_tiles = rows_per_warp / 16;  // accumulator tiles of 16 x 8
   static constexpr int n_tiles = block_n / 8;
   static constexpr int o_tiles = head_dim / 8;
-  // Queries take m_tiles * head_dim / 4 registers of a thread.
-  static constexpr bool queries_in_registers = m_tiles * head_dim <= 128;
+  // Registers of a thread: output and scores, 40 for addresses and row statistics as compiled, and
+  // the queries, if there is room for them.
+  static constexpr int other_registers = m_tiles * (head_dim + block_n) / 2 + 40;
+  static constexpr int query_registers = m_tiles * head_dim / 4;
+  static constexpr bool queries_in_registers = other_registers + query_registers <= 255;
+  static constexpr int registers = other_registers + (queries_in_registers ? query_registers : 0);
+  static_assert(registers <= 255, "output and scores of a warp's rows stay in its registers");
+  static constexpr int blocks_per_sm = std::max(1, 65536 / (threads * registers));
 
   using Element = typename ElementOf<Params::dtype>::type;
   using QTile = Tile<block_m, head_dim>;

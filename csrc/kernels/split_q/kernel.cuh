@@ -15,7 +15,7 @@
 namespace autofa::split_q {
 
 template <class Params>
-__global__ void __launch_bounds__(Config<Params>::threads)
+__global__ void __launch_bounds__(Config<Params>::threads, Config<Params>::blocks_per_sm)
     forward(const __grid_constant__ autofa_params call) {
   using C = Config<Params>;
   using Element = typename C::Element;

@@ -6,7 +6,8 @@
 namespace autofa {
 
 // Starts copying 16 bytes; with `valid` false it writes 16 zero bytes and reads nothing.
-__device__ __forceinline__ void cp_async_16(uint32_t target, const void* source, bool valid = true) {
+__device__ __forceinline__ void cp_async_16(uint32_t target, const void* source,
+                                            bool valid = true) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;\n" ::"r"(target),
                "l"(source), "r"(valid ? 16 : 0)
                : "memory");

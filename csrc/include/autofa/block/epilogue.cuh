@@ -15,9 +15,9 @@ namespace autofa {
 // fragments into 16-byte stores; no other warp touches them.
 template <class Element, class Tile, int HeadDim, int MTiles, int OTiles>
 __device__ __forceinline__ void store_output(const float (&out)[MTiles][OTiles][4],
-                                             const OnlineSoftmax<MTiles>& softmax,
-                                             uint32_t tile, int warp_row, void* matrix,
-                                             int64_t row_stride, int tile_row, int row_count) {
+                                             const OnlineSoftmax<MTiles>& softmax, uint32_t tile,
+                                             int warp_row, void* matrix, int64_t row_stride,
+                                             int tile_row, int row_count) {
   const int lane = threadIdx.x % 32;
   __syncwarp();  // every lane has read its queries from these rows
   for_each_row<MTiles>([&](int m, int half) {
@@ -26,9 +26,8 @@ __device__ __forceinline__ void store_output(const float (&out)[MTiles][OTiles][
 #pragma unroll
     for (int n = 0; n < OTiles; ++n) {
       const uint32_t offset = Tile::offset(row, n % Tile::row_chunks, n / Tile::row_chunks);
-      store_shared_4(
-          tile + offset + lane % 4 * 4,
-          Element::pack(out[m][n][2 * half] * factor, out[m][n][2 * half + 1] * factor));
+      store_shared_4(tile + offset + lane % 4 * 4,
+                     Element::pack(out[m][n][2 * half] * factor, out[m][n][2 * half + 1] * factor));
     }
   });
   __syncwarp();

@@ -21,10 +21,14 @@ class KvPipeline {
  public:
   static constexpr int bytes = Stages * (KTile::bytes + VTile::bytes);
 
-  // Tiles [0, tile_end) of the matrices `k` and `v` with `keys` rows, through the buffers at `shared`.
+  // Tiles [0, tile_end) of the matrices `k` and `v` with `keys` rows, through the buffers at
+  // `shared`.
   __device__ __forceinline__ KvPipeline(uint32_t shared, const void* k, int64_t k_stride,
                                         const void* v, int64_t v_stride, int keys, int tile_end)
-      : k_loader_(k, k_stride), v_loader_(v, v_stride), shared_(shared), keys_(keys),
+      : k_loader_(k, k_stride),
+        v_loader_(v, v_stride),
+        shared_(shared),
+        keys_(keys),
         tile_end_(tile_end) {}
 
   // Starts the first loads; what the caller started before is waited for together with them.

@@ -20,7 +20,8 @@ __device__ __forceinline__ uint32_t nonfinite_halves(uint32_t word) {
 
 // For a tile that hides some keys from some rows: adds its non-finite values to `out` for the rows
 // that see them, then replaces them by zeros in shared memory. All threads of the block call it
-// together, after `out` was rescaled and before the tile's product. `row` is the thread's first row.
+// together, after `out` was rescaled and before the tile's product. `row` is the thread's first
+// row.
 template <class Element, class VTile, class Loader, class Limit, int MTiles, int OTiles>
 __device__ __forceinline__ void isolate_nonfinite(float (&out)[MTiles][OTiles][4],
                                                   const Loader& loader, uint32_t values,

@@ -1,8 +1,9 @@
 // Online softmax on accumulator fragments (Milakov and Gimelshein 2018; Dao 2023), rescaled lazily.
 //
 // Any shift of the exponent gives the same result as long as nothing overflows, so the shift
-// follows the running maximum only when a row outgrows it by 2^8 (the threshold of FlashAttention-4).
-// After the first tile almost no tile pays for the quad reductions and for rescaling the output.
+// follows the running maximum only when a row outgrows it by 2^8 (the threshold of
+// FlashAttention-4). After the first tile almost no tile pays for the quad reductions and for
+// rescaling the output.
 #pragma once
 
 #include <cstdint>

@@ -1,8 +1,8 @@
 // Tiles of 16-bit elements in shared memory: layout, loads from global memory, mma fragments.
 //
 // A tile is cut into panels of up to 64 columns, one 128-byte line per row, whose 16-byte chunks
-// are permuted by the row (XOR). Eight rows of one chunk then fall into eight different bank groups,
-// so neither ldmatrix nor the 16-byte copies conflict, for every head dim.
+// are permuted by the row (XOR). Eight rows of one chunk then fall into eight different bank
+// groups, so neither ldmatrix nor the 16-byte copies conflict, for every head dim.
 #pragma once
 
 #include <cstdint>
@@ -48,8 +48,8 @@ class TileLoader {
         source_(static_cast<const char*>(matrix) + row_ * row_bytes_ + chunk_ * 16),
         target_(Tile::offset(row_, chunk_)) {}
 
-  // Starts the copy of rows [first_row, first_row + Tile::rows) into the tile at `target`. Rows from
-  // `row_count` on and columns from HeadDim on become zeros, and nothing of them is read.
+  // Starts the copy of rows [first_row, first_row + Tile::rows) into the tile at `target`. Rows
+  // from `row_count` on and columns from HeadDim on become zeros, and nothing of them is read.
   __device__ __forceinline__ void load(uint32_t target, int first_row, int row_count) const {
     if (first_row + Tile::rows <= row_count) {
       copy<false>(target, first_row, row_count);

@@ -1,0 +1,56 @@
+"""Candidates as kernel ids of the runtime, and a call that forces one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from autofa.errors import LaunchError
+from autofa.kernels import Candidate
+from autofa.kernels.vendor import VendorKernel
+from autofa.runtime import extension
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+SDPA = 0
+
+
+def load(candidate: Candidate, library: Path | None) -> int:
+    """The kernel id of a candidate. A library is loaded once per process; thread-safe.
+
+    Raises:
+        LaunchError: a variant without a library, or one that cannot be loaded, speaks another ABI
+            or is another variant; a vendor kernel that the runtime does not know.
+    """
+    if isinstance(candidate, VendorKernel):
+        return extension.add_vendor(candidate.slug)
+    if library is None:
+        raise LaunchError(f"{candidate.slug}: not compiled; build it first")
+    alignment = candidate.family.domain.alignment
+    return extension.add_library(str(library), candidate.slug, alignment)
+
+
+def run(
+    kernel: int,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    attn_mask: Tensor | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    lower_right: bool = False,
+) -> Tensor:
+    """Attention by this kernel and no other.
+
+    Raises:
+        RuntimeError: it cannot serve this call, or the arguments are invalid.
+    """
+    import torch
+
+    result: Tensor = torch.ops.autofa.run.default(
+        kernel, query, key, value, attn_mask, is_causal, scale, enable_gqa, lower_right
+    )
+    return result

@@ -1,0 +1,228 @@
+// The hot path: key, table, launch; and the two ways to end when a kernel refuses.
+#include "launch.h"
+
+#include <atomic>
+
+#include "stream.h"
+#include "table.h"
+
+namespace autofa::runtime {
+namespace {
+
+std::atomic<autofa_miss_fn> miss_callback{nullptr};
+std::atomic<int32_t> process_flags{0};
+std::atomic<int64_t> counters[AUTOFA_COUNTERS];
+
+void count(int which) { counters[which].fetch_add(1, std::memory_order_relaxed); }
+
+// Makes the call's device the current one while it lives; free where it already is.
+class DeviceGuard {
+ public:
+  explicit DeviceGuard(const Call& call) {
+    if (!call.on_cuda()) return;
+    int32_t current = -1;
+    check(aoti_torch_get_current_device_index(&current), "reading the current device");
+    if (current == call.q.device_index) return;
+    check(aoti_torch_create_device_guard(call.q.device_index, &guard_), "switching the device");
+  }
+  DeviceGuard(const DeviceGuard&) = delete;
+  DeviceGuard& operator=(const DeviceGuard&) = delete;
+  ~DeviceGuard() {
+    if (guard_ != nullptr) aoti_torch_delete_device_guard(guard_);
+  }
+
+ private:
+  DeviceGuardHandle guard_ = nullptr;
+};
+
+int32_t parallel_for(int64_t begin, int64_t end, int64_t grain, autofa_range_fn fn, void* arg) {
+  return torch_parallel_for(begin, end, grain, fn, arg);
+}
+
+autofa_executor executor() {
+  uint32_t threads = 1;
+  check(torch_get_num_threads(&threads), "reading the number of threads");
+  return {parallel_for, static_cast<int32_t>(threads), 0};
+}
+
+// CUDA errors that a launch returns before anything ran and that leave the context usable: invalid
+// value, out of memory, invalid configuration, insufficient driver, invalid device function, no
+// kernel image, invalid handle, launch out of resources.
+bool is_refusal(int32_t code) {
+  switch (code) {
+    case 1:
+    case 2:
+    case 9:
+    case 35:
+    case 98:
+    case 209:
+    case 400:
+    case 701:
+      return true;
+    default:
+      return code < 0;
+  }
+}
+
+struct Place {
+  void* stream = nullptr;
+  bool known = true;  // on CUDA: whether the stream could be told
+};
+
+Place place_of(const Call& call) {
+  Place place;
+  if (call.on_cuda()) place.known = current_stream(call.q.device_index, &place.stream);
+  return place;
+}
+
+// Launches a variant. An empty handle means that it refused, `why` with what reason.
+Handle launch(Call& call, const Kernel& kernel, const Place& place, Handle* lse, const char*& why) {
+  autofa_params& params = call.params;
+  if (!place.known) {
+    why = "this torch does not tell its CUDA stream";
+    return {};
+  }
+  const uint64_t row_bytes = params.head_dim_v * (params.dtype == AUTOFA_F32 ? 4 : 2);
+  if ((call.misalignment | row_bytes) & kernel.alignment_mask) {
+    why = "base pointers or strides are not aligned as it needs";
+    return {};
+  }
+  const DeviceGuard guard(call);
+  Handle out = call.empty_output();
+  check(aoti_torch_get_data_ptr(out.get(), &params.out), "reading the output's address");
+  if (lse != nullptr) {
+    const int64_t sizes[] = {params.batch, params.heads_q, params.seqlen_q};
+    const int64_t strides[] = {params.heads_q * params.seqlen_q, params.seqlen_q, 1};
+    const int skip = call.q.rank == 3;
+    check(aoti_torch_empty_strided(3 - skip, sizes + skip, strides + skip, codes.f32,
+                                   call.q.device_type, call.q.device_index, lse->receive()),
+          "allocating the log-sum-exp");
+    void* data;
+    check(aoti_torch_get_data_ptr(lse->get(), &data), "reading its address");
+    params.lse = static_cast<float*>(data);
+  }
+  Handle workspace;
+  if (const int64_t bytes = kernel.workspace_bytes(&params)) {
+    const int64_t stride = 1;
+    check(aoti_torch_empty_strided(1, &bytes, &stride, aoti_torch_dtype_uint8(), call.q.device_type,
+                                   call.q.device_index, workspace.receive()),
+          "allocating the workspace");
+    check(aoti_torch_get_data_ptr(workspace.get(), &params.workspace), "reading its address");
+  }
+  const autofa_executor threads = executor();
+  const int32_t code = kernel.launch(&params, &threads, place.stream);
+  if (code == AUTOFA_OK) {
+    count(AUTOFA_COUNT_OWN);
+    return out;
+  }
+  require(is_refusal(code), kernel.slug, ": got CUDA error ", code,
+          " from its launch; supported: a working CUDA context; restart the process");
+  why = code == AUTOFA_REFUSED     ? "it does not serve these sizes or strides"
+        : code == AUTOFA_NO_MEMORY ? "it got no scratch memory"
+                                   : "CUDA refused the launch";
+  return {};
+}
+
+Handle empty(const Call& call) {
+  Handle out = call.empty_output();
+  check(aoti_torch_zero_(out.get()), "filling the output");
+  return out;
+}
+
+Handle sdpa(Call& call) {
+  count(AUTOFA_COUNT_VENDOR);
+  return call.with_output_strides(run_sdpa(call));
+}
+
+Handle fall_back(Call& call) {
+  count(AUTOFA_COUNT_FALLBACK);
+  return sdpa(call);
+}
+
+int64_t look_up(const Call& call, const Place& place) {
+  const int32_t flags = process_flags.load(std::memory_order_relaxed);
+  const bool graph = call.on_cuda() && place.known && is_capturing(place.stream);
+  const autofa_key key = call.key(graph, flags);
+  const int64_t known = table_get(key);
+  if (__builtin_expect(known >= 0, 1)) return known;
+  count(AUTOFA_COUNT_MISS);
+  const autofa_miss_fn ask = miss_callback.load(std::memory_order_acquire);
+  const int64_t answer = ask == nullptr ? -1 : ask(&key);
+  if (answer < 0 || kernel_of(answer) == nullptr) return kSdpaId;
+  return table_add(key, answer);
+}
+
+}  // namespace
+
+Handle forward(Call& call) {
+  call.inspect();
+  if (call.route == Route::kEmpty) return empty(call);
+  if (call.route == Route::kSdpa) return sdpa(call);
+  const Place place = place_of(call);
+  const int64_t id = look_up(call, place);
+  if (id == kSdpaId) return sdpa(call);
+  const Kernel& kernel = *kernel_of(id);
+  if (kernel.vendor != nullptr) {
+    if (kernel.vendor->refusal(call) != nullptr) return fall_back(call);
+    count(AUTOFA_COUNT_VENDOR);
+    return call.with_output_strides(kernel.vendor->run(call));
+  }
+  const char* why = nullptr;
+  Handle out = launch(call, kernel, place, nullptr, why);
+  return out ? std::move(out) : fall_back(call);
+}
+
+namespace {
+
+const Kernel& forced(const Call& call, int64_t id) {
+  const Kernel* kernel = kernel_of(id);
+  require(kernel != nullptr, "kernel: got id ", id,
+          "; supported: ids that autofa.runtime.kernels.load returned; load it first");
+  require(id == kSdpaId || call.route != Route::kSdpa, kernel->slug, ": got ", call.sdpa_only,
+          "; supported there: torch.sdpa alone; let autofa choose");
+  return *kernel;
+}
+
+[[noreturn]] void refused(const Kernel& kernel, const char* why) {
+  throw std::runtime_error(kernel.slug + " cannot serve this call: " + why);
+}
+
+}  // namespace
+
+Handle run(Call& call, int64_t id) {
+  call.inspect();
+  const Kernel& kernel = forced(call, id);
+  if (call.route == Route::kEmpty) return empty(call);
+  const char* why = nullptr;
+  if (kernel.vendor != nullptr) {
+    why = kernel.vendor->refusal(call);
+    if (why != nullptr) refused(kernel, why);
+    count(AUTOFA_COUNT_VENDOR);
+    return call.with_output_strides(kernel.vendor->run(call));
+  }
+  Handle out = launch(call, kernel, place_of(call), nullptr, why);
+  if (!out) refused(kernel, why);
+  return out;
+}
+
+Handle run_with_lse(Call& call, int64_t id, Handle& lse) {
+  call.inspect();
+  const Kernel& kernel = forced(call, id);
+  const char* why = "it does not return the log-sum-exp";
+  if (kernel.vendor != nullptr) refused(kernel, why);
+  why = "there is nothing to compute";
+  if (call.route == Route::kEmpty) refused(kernel, why);
+  Handle out = launch(call, kernel, place_of(call), &lse, why);
+  if (!out) refused(kernel, why);
+  return out;
+}
+
+void set_miss(autofa_miss_fn fn) { miss_callback.store(fn, std::memory_order_release); }
+void set_flags(int32_t flags) { process_flags.store(flags, std::memory_order_relaxed); }
+int32_t get_flags() { return process_flags.load(std::memory_order_relaxed); }
+
+int64_t counter(int32_t which) {
+  return which >= 0 && which < AUTOFA_COUNTERS ? counters[which].load() : -1;
+}
+
+}  // namespace autofa::runtime

@@ -1,0 +1,36 @@
+// dlsym on libraries opened with RTLD_NOLOAD: torch loads its own locally, so RTLD_DEFAULT finds
+// none of them, and a plain dlopen could bring in a second copy.
+#include "stream.h"
+
+#include <dlfcn.h>
+
+namespace autofa::runtime {
+namespace {
+
+void* symbol_of(const char* library, const char* name) {
+  void* handle = dlopen(library, RTLD_LAZY | RTLD_NOLOAD);
+  return handle == nullptr ? nullptr : dlsym(handle, name);
+}
+
+using CurrentStream = int32_t (*)(int32_t, void**);  // AOTITorchError
+using IsCapturing = int32_t (*)(void*, int32_t*);    // CUresult, CUstreamCaptureStatus
+
+}  // namespace
+
+void* cuda_symbol(const char* name) { return symbol_of("libtorch_cuda.so", name); }
+
+bool current_stream(int32_t device_index, void** stream) {
+  static const auto get =
+      reinterpret_cast<CurrentStream>(cuda_symbol("aoti_torch_get_current_cuda_stream"));
+  return get != nullptr && get(device_index, stream) == 0;
+}
+
+bool is_capturing(void* stream) {
+  static const auto query =
+      reinterpret_cast<IsCapturing>(symbol_of("libcuda.so.1", "cuStreamIsCapturing"));
+  int32_t status = 0;
+  // An error means that another stream is being captured, which this one would disturb: not ours.
+  return query != nullptr && query(stream, &status) == 0 && status == 1;
+}
+
+}  // namespace autofa::runtime

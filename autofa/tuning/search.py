@@ -212,6 +212,14 @@ class BucketSearch:
         attempts = sum(search.attempts for search in self._searches)
         return attempts >= self._trials or self._next() is None
 
+    @property
+    def left(self) -> int:
+        """At most so many variants will still be asked for."""
+        if self.over:
+            return 0
+        attempts = sum(search.attempts for search in self._searches)
+        return min(self._trials - attempts, sum(search.remaining for search in self._searches))
+
     def ask(self, count: int) -> list[Variant]:
         """Up to `count` new variants; empty when the search is over."""
         found: list[Variant] = []
@@ -223,7 +231,7 @@ class BucketSearch:
         return found
 
     def _next(self) -> FamilySearch | None:
-        share = max(1, self._trials // (2 * len(self._searches)))
+        share = max(1, self._trials // max(1, 2 * len(self._searches)))
         open_ = [search for search in self._searches if search.remaining]
         early = [search for search in open_ if search.attempts < share]
         if early:

@@ -1,0 +1,302 @@
+"""Measures one problem: search in batches, precise rounds among the best, and a last check."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from autofa.bench.client import Entrant
+from autofa.bench.protocol import Outcome, Plan
+from autofa.kernels.family import Variant
+from autofa.kernels.registry import Candidate
+from autofa.kernels.vendor import BASELINE
+from autofa.problem import bucket_of
+from autofa.store.ranking import Ranked, rank
+from autofa.store.rows import Row
+from autofa.tuning.control import Control
+from autofa.tuning.events import BucketResult, Building, CandidateDone, OnEvent
+from autofa.tuning.lab import Lab
+from autofa.tuning.plan import FINALISTS, BucketPlan
+from autofa.tuning.records import cost, record
+from autofa.tuning.request import TuneRequest
+
+# Candidates screened together: enough to interleave, few enough that each batch informs the next.
+_BATCH = 8
+_SCREEN_ROUNDS = 7
+# Precise rounds are repeated while a candidate outside of them might be as good as their best.
+_MAX_FINALS = 3
+
+
+class BucketRun:
+    """One problem's work, in three phases; each saves its rows before the next begins.
+
+    `run` raises `Stopped` or `KeyboardInterrupt` in the middle of it; `result` is right at any
+    time. Not thread-safe.
+
+    Args:
+        save: takes new rows for the database.
+        share_s: seconds after which the search gives way to the precise rounds.
+    """
+
+    def __init__(
+        self,
+        plan: BucketPlan,
+        others: Sequence[Row],
+        request: TuneRequest,
+        lab: Lab,
+        control: Control,
+        save: Callable[[Sequence[Row]], None],
+        emit: OnEvent,
+        share_s: float,
+    ) -> None:
+        self._plan = plan
+        self._problem = plan.problem
+        self._others = others
+        self._request = request
+        self._lab = lab
+        self._control = control
+        self._save = save
+        self._emit = emit
+        self._share_s = share_s
+        self._began = time.monotonic()
+        self._search = plan.search
+        self._rows = dict(plan.known)
+        self._new: dict[str, Row] = {}
+        self._checked: dict[str, float | None] = {}
+        self._libraries: dict[str, Path | None] = {}
+        self._precise: set[str] = set()
+        self._cut = False
+
+    def run(self) -> None:
+        """Does what the plan says.
+
+        Raises:
+            Stopped: the budget ended, or the tune was cancelled.
+            LaunchError: the worker does not start, or plain SDPA cannot be measured.
+        """
+        if self._plan.stale and self._plan.final:
+            before = self._ranking()[:1]
+            self._precise_rounds(self._plan.final)
+            tied = {ranked.slug for ranked in self._ranking() if ranked.tied}
+            if any(ranked.slug not in tied for ranked in before):
+                # The order is another one now, so what was measured then is no guide.
+                self._search = self._plan.search_anew(list(self._new.values()))
+        self._find()
+        if self._plan.final or self._new:
+            self._precise_rounds(self._contenders())
+        self._confirm_winner()
+
+    # The search ------------------------------------------------------------------------------
+
+    def _find(self) -> None:
+        search = self._search
+        batch = search.ask(_BATCH)
+        while batch:
+            self._control.check()
+            if time.monotonic() - self._began > self._share_s:
+                self._cut = True
+                return
+            self._lab.builder.prefetch(batch)
+            # With compilers beside the measurement the next batch is chosen one batch ahead.
+            coming = search.ask(_BATCH) if self._lab.overlap else []
+            self._lab.builder.prefetch(coming)
+            self._screen(batch)
+            if any(v.slug not in self._libraries and v.slug not in self._new for v in batch):
+                self._cut = True  # the compiler failed as such; the next plan does without it
+                return
+            batch = coming or search.ask(_BATCH)
+
+    def _screen(self, batch: Sequence[Variant]) -> None:
+        entrants = self._admitted(batch)
+        if entrants:
+            plan = Plan(
+                mode=self._request.mode,
+                screen_rounds=_SCREEN_ROUNDS,
+                min_rounds=_SCREEN_ROUNDS,
+                max_rounds=_SCREEN_ROUNDS,
+                finalists=len(entrants),
+            )
+            self._time(entrants, plan, final=False)
+        for variant in batch:
+            row = self._new.get(variant.slug)
+            self._search.tell(variant, cost(row, self._request.mode) if row else None)
+
+    # Precise rounds --------------------------------------------------------------------------
+
+    def _contenders(self) -> list[Candidate]:
+        """The vendors, the best few, and each family's default, as far as they may be used."""
+        best = [r.slug for r in self._ranking()][: FINALISTS + len(self._plan.vendors)]
+        found: dict[str, Candidate] = {v.slug: v for v in self._plan.vendors}
+        own = [v for v in self._plan.variants if v.slug in best]
+        found |= {v.slug: v for v in sorted(own, key=lambda v: best.index(v.slug))[:FINALISTS]}
+        for family in dict.fromkeys(v.family.name for v in self._plan.variants):
+            default = next(v for v in self._plan.variants if v.family.name == family)
+            if default.slug in self._rows:
+                found.setdefault(default.slug, default)
+        return [c for slug, c in found.items() if self._usable(slug)]
+
+    def _usable(self, slug: str) -> bool:
+        row = self._rows.get(slug)
+        return row is None or row.status == "ok"
+
+    def _precise_rounds(self, candidates: Sequence[Candidate]) -> None:
+        for _ in range(_MAX_FINALS):
+            self._control.check()
+            entrants = self._admitted(candidates)
+            plan = Plan(mode=self._request.mode, finalists=FINALISTS)
+            if self._control.left < plan.budget_s:
+                plan = Plan(
+                    mode=self._request.mode,
+                    finalists=FINALISTS,
+                    budget_s=max(1.0, self._control.left),
+                )
+            self._time(entrants, plan, final=True)
+            self._precise.update(entrant.candidate.slug for entrant in entrants)
+            # A screened candidate must never win by the luck of its few samples.
+            order = self._ranking()
+            doubtful = [r.slug for r in order if r.tied and r.slug not in self._precise]
+            if not doubtful:
+                return
+            again = {order[0].slug, *doubtful[: 2 * FINALISTS]}
+            registry = self._request.registry
+            candidates = [registry.candidate(slug) for slug in sorted(again)]
+
+    def _confirm_winner(self) -> None:
+        """Checks the winner once more after it won; if it fails now, the next one has won."""
+        while self._new:
+            order = self._ranking()
+            variant = self._request.registry.find(order[0].slug) if order else None
+            if not isinstance(variant, Variant) or variant.slug not in self._new:
+                return
+            outcome = self._lab.measurer.check(
+                variant, self._libraries[variant.slug], self._problem
+            )
+            if outcome.ok:
+                return
+            self._fail(variant, outcome)
+
+    # Steps -----------------------------------------------------------------------------------
+
+    def _admitted(self, candidates: Sequence[Candidate]) -> list[Entrant]:
+        """Those that compile and compute attention; what fails is recorded."""
+        variants = [c for c in candidates if isinstance(c, Variant)]
+        builder = self._lab.builder
+        waiting = builder.waiting(variants)
+        if waiting:
+            self._emit(Building(waiting))
+        for build in builder.take(variants, self._control.check):
+            if build.status == "ok":
+                self._libraries[build.variant.slug] = build.library
+            elif build.variant.slug not in self._new:
+                failed = Outcome(
+                    build.variant.slug, build.status, build.message, seconds=build.seconds
+                )
+                self._fail(build.variant, failed)
+        entrants = []
+        for candidate in candidates:
+            slug = candidate.slug
+            if isinstance(candidate, Variant) and slug not in self._libraries:
+                continue
+            if slug not in self._checked:
+                self._control.check()
+                outcome = self._lab.measurer.check(
+                    candidate, self._libraries.get(slug), self._problem
+                )
+                if not outcome.ok:
+                    self._fail(candidate, outcome)
+                    continue
+                self._checked[slug] = outcome.error
+            entrants.append(Entrant(candidate, self._libraries.get(slug)))
+        return entrants
+
+    def _time(self, entrants: Sequence[Entrant], plan: Plan, *, final: bool) -> None:
+        """Times them together and saves their rows under one run."""
+        self._control.check()
+        timed = self._lab.measurer.time(entrants, self._problem, plan)
+        run = uuid.uuid4().hex
+        outcomes = {outcome.slug: outcome for outcome in timed.outcomes}
+        rows = [
+            record(
+                self._lab,
+                self._problem,
+                entrant.candidate,
+                outcomes[entrant.candidate.slug],
+                run=run,
+                error=self._checked[entrant.candidate.slug],
+                conditions=timed.conditions,
+            )
+            for entrant in entrants
+        ]
+        self._keep(rows, final=final)
+
+    def _fail(self, candidate: Candidate, outcome: Outcome) -> None:
+        self._checked.pop(candidate.slug, None)
+        run = uuid.uuid4().hex
+        self._keep([record(self._lab, self._problem, candidate, outcome, run=run)], final=False)
+
+    def _keep(self, rows: Sequence[Row], *, final: bool) -> None:
+        self._save(rows)
+        for row in rows:
+            self._rows[row.slug] = self._new[row.slug] = row
+            speedup = row.speedup(self._request.mode)
+            self._emit(
+                CandidateDone(
+                    self._problem, row.slug, row.status, row.time_ms, speedup, final, row.message
+                )
+            )
+
+    def _ranking(self) -> list[Ranked]:
+        rows = list(self._rows.values())
+        return rank(rows, self._request.mode, self._request.registry)
+
+    # The result ------------------------------------------------------------------------------
+
+    def result(self, *, stopped: bool) -> BucketResult:
+        """What came of it. `stopped`: `run` did not come to its end."""
+        failed = sum(row.status != "ok" for row in self._new.values())
+        return answer(
+            self._plan,
+            [*self._others, *self._rows.values()],
+            self._request,
+            measured=len(self._new) - failed,
+            reused=sum(slug not in self._new for slug in self._plan.known),
+            failed=failed,
+            seconds=time.monotonic() - self._began,
+            complete=not (stopped or self._cut),
+        )
+
+    @property
+    def new_rows(self) -> Iterable[Row]:
+        """The newest row of each candidate that was measured or failed now."""
+        return self._new.values()
+
+
+def answer(
+    plan: BucketPlan,
+    rows: Sequence[Row],
+    request: TuneRequest,
+    *,
+    measured: int = 0,
+    reused: int = 0,
+    failed: int = 0,
+    seconds: float = 0.0,
+    complete: bool = True,
+) -> BucketResult:
+    """The winner of the problem's bucket as the dispatcher will see it, over all its `rows`."""
+    bucket = bucket_of(plan.problem)
+    order = rank([r for r in rows if r.bucket == bucket], request.mode, request.registry)
+    winner = None
+    if order:
+        winner = order[0].slug if order[0].beats_sdpa else BASELINE
+    return BucketResult(
+        problem=plan.problem,
+        winner=winner,
+        speedup=1.0 if winner == BASELINE else order[0].speedup if order else None,
+        measured=measured,
+        reused=reused,
+        failed=failed,
+        seconds=seconds,
+        complete=complete and not plan.unbuildable,
+    )

@@ -1,0 +1,62 @@
+"""Keeps two tunes on one database from measuring the same problem at the same time.
+
+A claim is a lock on one byte of a file beside the SQLite database; it dies with its process. It
+saves work and nothing else: without it rows would be measured twice, and both kept.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+from pathlib import Path
+from types import TracebackType
+
+from autofa.problem import Problem
+
+_SLOTS = 1 << 30
+
+
+class Claims:
+    """The claims of one process. Of a database that is no local file, everything is granted."""
+
+    def __init__(self, db: str) -> None:
+        self._file = None
+        if "://" not in db:
+            with contextlib.suppress(OSError):
+                self._file = Path(f"{db}.tuning").open("ab")  # noqa: SIM115  closed by __exit__
+
+    def __enter__(self) -> Claims:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    @staticmethod
+    def _slot(problem: Problem) -> int:
+        digest = hashlib.sha256(repr(problem).encode()).digest()
+        return int.from_bytes(digest[:8], "little") % _SLOTS
+
+    def take(self, problem: Problem) -> bool:
+        """Claims it; False if another process has it. File systems without locks grant all."""
+        if self._file is None:
+            return True
+        try:
+            fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, self._slot(problem))
+        except (BlockingIOError, PermissionError):
+            return False
+        except OSError:
+            return True
+        return True
+
+    def release(self, problem: Problem) -> None:
+        """Gives a claim back."""
+        if self._file is not None:
+            with contextlib.suppress(OSError):
+                fcntl.lockf(self._file, fcntl.LOCK_UN, 1, self._slot(problem))

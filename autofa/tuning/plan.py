@@ -1,0 +1,149 @@
+"""What is left to do for one problem, given what the database holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from autofa.kernels.family import Variant
+from autofa.kernels.registry import Candidate
+from autofa.kernels.vendor import VendorKernel
+from autofa.problem import Problem
+from autofa.store.ranking import CURRENT, is_valid, rank, validity
+from autofa.store.rows import Row
+from autofa.tuning.estimate import Load
+from autofa.tuning.hints import Hints
+from autofa.tuning.lab import Lab
+from autofa.tuning.records import cost, newest_by_slug
+from autofa.tuning.request import TuneRequest
+from autofa.tuning.search import BucketSearch, FamilySearch
+
+# How many of the best go through the precise rounds, and are re-timed when the versions changed.
+FINALISTS = 4
+
+
+@dataclass(frozen=True)
+class BucketPlan:
+    """The work of one problem.
+
+    Attributes:
+        vendors: the baseline first.
+        variants: legal ones that are built or can be; each family's default first.
+        unbuildable: legal ones left out for want of a compiler.
+        known: slug -> newest row, where it stands today: measured, or failed with today's versions.
+        stale: slugs of `known` whose versions changed: to be re-timed before they are relied on.
+        final: candidates of the precise rounds that have no current row.
+        search: already knows `known`.
+        search_anew: a search that knows only the rows it is given.
+    """
+
+    problem: Problem
+    vendors: tuple[VendorKernel, ...]
+    variants: tuple[Variant, ...]
+    unbuildable: int
+    known: dict[str, Row]
+    stale: frozenset[str]
+    final: tuple[Candidate, ...]
+    search: BucketSearch
+    search_anew: Callable[[Sequence[Row]], BucketSearch]
+
+    @property
+    def done(self) -> bool:
+        return not self.final and self.search.over
+
+    @property
+    def answered(self) -> bool:
+        """Whether some measurement stands already."""
+        return any(row.status == "ok" for row in self.known.values())
+
+    @property
+    def load(self) -> Load:
+        new = self.search.left
+        return Load(self.problem, 0 if self.done else new + len(self.final), new)
+
+
+def _search(
+    problem: Problem,
+    variants: Sequence[Variant],
+    near: Sequence[Variant],
+    request: TuneRequest,
+    rows: Sequence[Row],
+) -> BucketSearch:
+    legal: dict[str, list[Variant]] = {}
+    for variant in variants:
+        legal.setdefault(variant.family.name, []).append(variant)
+    searches = [
+        FamilySearch(
+            found[0].family,
+            found,
+            [v for v in near if v.family.name == name],
+            trials=request.trials,
+        )
+        for name, found in legal.items()
+    ]
+    search = BucketSearch(searches, request.trials)
+    for row in rows:
+        candidate = request.registry.find(row.slug)
+        if isinstance(candidate, Variant):
+            search.learn(candidate, cost(row, request.mode))
+    return search
+
+
+def make_plan(
+    problem: Problem, rows: Sequence[Row], request: TuneRequest, lab: Lab, hints: Hints
+) -> BucketPlan:
+    """Plans one problem. `rows` are the device's; those of other shapes are passed over.
+
+    A failure of other versions is forgotten: what failed then may work now. With `request.force`
+    all rows are.
+    """
+    legal = request.registry.legal(problem, lab.limits, request.families)
+    vendors = tuple(c for c in legal if isinstance(c, VendorKernel))
+    possible = [c for c in legal if isinstance(c, Variant)]
+    variants = possible
+    if lab.builder.problem:
+        variants = [v for v in possible if lab.builder.cached(v) is not None]
+
+    known: dict[str, Row] = {}
+    stale: set[str] = set()
+    names = {c.slug for c in legal}
+    stored = {} if request.force else newest_by_slug(rows, problem)
+    for slug, row in stored.items():
+        state = validity(row, request.registry, lab.fingerprint, lab.today)
+        if slug not in names or row.status == "pruned" or not is_valid(state):
+            continue
+        if state == CURRENT or row.status == "ok":
+            known[slug] = row
+        if state != CURRENT and row.status == "ok":
+            stale.add(slug)
+
+    search_anew = partial(_search, problem, variants, hints.near(problem), request)
+    return BucketPlan(
+        problem,
+        vendors,
+        tuple(variants),
+        len(possible) - len(variants),
+        known,
+        frozenset(stale),
+        _final(vendors, variants, known, stale, request),
+        search_anew(list(known.values())),
+        search_anew,
+    )
+
+
+def _final(
+    vendors: Sequence[VendorKernel],
+    variants: Sequence[Variant],
+    known: dict[str, Row],
+    stale: set[str],
+    request: TuneRequest,
+) -> tuple[Candidate, ...]:
+    """Vendors, the best few and the defaults, as far as they have no current row. Vendors are only
+    measured in the precise rounds, so one without a row tells that these did not take place."""
+    best = [r.slug for r in rank(list(known.values()), request.mode, request.registry)]
+    families = dict.fromkeys(v.family.name for v in variants)
+    first = {f: next(v.slug for v in variants if v.family.name == f) for f in families}
+    wanted = {*best[:FINALISTS], *first.values()} & stale
+    missing: list[Candidate] = [v for v in vendors if v.slug not in known or v.slug in stale]
+    return (*missing, *(v for v in variants if v.slug in wanted))

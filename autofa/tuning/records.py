@@ -1,0 +1,88 @@
+"""Outcomes of builds, checks and timings as rows of the database."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import replace
+from datetime import datetime, timezone
+
+from autofa.bench.protocol import Outcome
+from autofa.kernels.family import Variant
+from autofa.kernels.registry import Candidate
+from autofa.problem import Problem
+from autofa.store.ranking import newest
+from autofa.store.rows import Row
+from autofa.tuning.lab import Lab
+
+
+def fingerprint_of(candidate: Candidate, lab: Lab) -> str:
+    """What a row of this candidate must carry to be valid later."""
+    if isinstance(candidate, Variant):
+        return lab.fingerprint(candidate, candidate.target(lab.limits))
+    return f"{candidate.library}=={candidate.version()}"
+
+
+def record(
+    lab: Lab,
+    problem: Problem,
+    candidate: Candidate,
+    outcome: Outcome,
+    *,
+    run: str,
+    error: float | None = None,
+    conditions: str = "{}",
+) -> Row:
+    """One row, made now.
+
+    Args:
+        run: the id that candidates timed together share.
+        error: what the check found, where `outcome` is of a timing.
+        conditions: JSON text about the machine while it was timed.
+    """
+    timing = outcome.timing if outcome.ok else None
+    baseline = outcome.baseline if timing is not None else None
+    low_time, high_time = timing.time_quantiles if timing else (None, None)
+    low_call, high_call = timing.call_quantiles if timing else (None, None)
+    now = datetime.now(timezone.utc).isoformat()
+    return Row(
+        device=lab.device,
+        problem=problem,
+        slug=candidate.slug,
+        family=candidate.family_name,
+        fingerprint=fingerprint_of(candidate, lab),
+        status=outcome.status,
+        run=run,
+        time_ms=timing.time_ms if timing else None,
+        call_ms=timing.call_ms if timing else None,
+        time_spread=timing.time_spread if timing else None,
+        call_spread=timing.call_spread if timing else None,
+        time_p10=low_time,
+        time_p90=high_time,
+        call_p10=low_call,
+        call_p90=high_call,
+        samples=timing.samples if timing else 0,
+        baseline_time_ms=baseline.time_ms if baseline else None,
+        baseline_call_ms=baseline.call_ms if baseline else None,
+        error=outcome.error if error is None else error,
+        message=outcome.message,
+        seconds=outcome.seconds,
+        provenance=replace(lab.today, created_at=now, details=conditions),
+    )
+
+
+def cost(row: Row, mode: str) -> float | None:
+    """What the search minimises: log of the time over plain SDPA's in the same rounds; the time's
+    own log where SDPA has none. None for what failed."""
+    speedup = row.speedup(mode)
+    if row.status != "ok":
+        return None
+    if speedup is not None:
+        return -math.log(speedup)
+    milliseconds = row.milliseconds(mode)
+    return math.log(milliseconds) if milliseconds else None
+
+
+def newest_by_slug(rows: Iterable[Row], problem: Problem) -> dict[str, Row]:
+    """The newest row of each candidate at exactly this problem."""
+    return {row.slug: row for row in newest(row for row in rows if row.problem == problem)}

@@ -1,0 +1,218 @@
+"""One tune: every requested problem, the most valuable first, into the database."""
+
+from __future__ import annotations
+
+import math
+import re
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+
+from autofa.errors import LaunchError
+from autofa.problem import Problem, bucket_of
+from autofa.store.ranking import is_valid, validity
+from autofa.store.repository import Repository
+from autofa.store.rows import Row
+from autofa.store.seeds import read_seed
+from autofa.tuning.bucket import BucketRun, answer
+from autofa.tuning.claims import Claims
+from autofa.tuning.control import Control, Interrupted, Stopped, StopToken
+from autofa.tuning.estimate import Estimator
+from autofa.tuning.events import (
+    BucketDone,
+    BucketResult,
+    BucketStarted,
+    Estimate,
+    Notice,
+    OnEvent,
+    Summary,
+    TuneStarted,
+    ignore,
+)
+from autofa.tuning.hints import Hints
+from autofa.tuning.lab import Lab, open_lab
+from autofa.tuning.plan import BucketPlan, make_plan
+from autofa.tuning.request import TuneRequest
+
+_CLAIM_POLL_S = 0.5
+
+
+def _without_password(db: str) -> str:
+    return re.sub(r"(://[^:/@]*):[^@]*@", r"\1:***@", db)
+
+
+class _Session:
+    """The state of one tune."""
+
+    def __init__(
+        self,
+        request: TuneRequest,
+        lab: Lab,
+        repository: Repository,
+        emit: OnEvent,
+        control: Control,
+    ) -> None:
+        self.request = request
+        self.lab = lab
+        self.repository = repository
+        self.emit = emit
+        self.control = control
+        self.results: dict[Problem, BucketResult] = {}
+        self.failures: Counter[str] = Counter()
+        self.estimator = Estimator()
+        self.hints = Hints(request.registry, request.mode)
+        self.hints.learn(read_seed(lab.device))
+        self.rows = repository.rows(device=lab.device)
+        self.hints.learn(self._valid(self.rows))
+        self.unbuildable = False
+
+    def _valid(self, rows: Sequence[Row]) -> list[Row]:
+        registry, fingerprint = self.request.registry, self.lab.fingerprint
+        return [r for r in rows if is_valid(validity(r, registry, fingerprint, self.lab.today))]
+
+    def plan(self, problem: Problem) -> BucketPlan:
+        bucket = bucket_of(problem)
+        rows = [row for row in self.rows if row.bucket == bucket]
+        return make_plan(problem, rows, self.request, self.lab, self.hints)
+
+    def settle(self, plan: BucketPlan) -> None:
+        """Takes the result of a problem that needs no work."""
+        result = answer(plan, self._valid(self.rows), self.request, reused=len(plan.known))
+        self.results[plan.problem] = result
+        self.unbuildable |= bool(plan.unbuildable)
+
+    def run(self, claims: Claims) -> None:
+        plans = [self.plan(problem) for problem in self.request.problems]
+        for plan in plans:
+            if plan.done:
+                self.settle(plan)
+        todo = [plan for plan in plans if not plan.done]
+        # What has no answer at all comes first, then what is only to be renewed or widened.
+        todo.sort(key=lambda plan: plan.answered)
+        if self.control.token.cancelled:
+            raise Stopped
+        total = len(todo)
+        self.emit(
+            TuneStarted(
+                self.lab.device,
+                _without_password(self.request.db),
+                len(plans),
+                len(plans) - total,
+            )
+        )
+        self._estimate(todo, total)
+        waited = False
+        while todo:
+            claimed = next((p for p in todo if claims.take(p.problem)), None)
+            if claimed is None:
+                if not waited:
+                    self.emit(Notice("another tune is measuring what is left here; waiting for it"))
+                waited = True
+                self.control.check()
+                time.sleep(_CLAIM_POLL_S)
+                continue
+            todo.remove(claimed)
+            if self.lab.overlap and todo:
+                self.lab.builder.prefetch(todo[0].variants[: todo[0].search.left])
+            try:
+                self._bucket(claimed, total - len(todo), total, len(todo) + 1, waited)
+            finally:
+                claims.release(claimed.problem)
+            self._estimate(todo, total)
+
+    def _estimate(self, todo: Sequence[BucketPlan], total: int) -> None:
+        remaining = self.estimator.remaining([plan.load for plan in todo])
+        self.emit(Estimate(min(remaining, self.control.left), total - len(todo), total))
+
+    def _bucket(self, planned: BucketPlan, index: int, total: int, left: int, reread: bool) -> None:
+        """One problem, planned again: hints have grown, and another tune may have been here."""
+        problem = planned.problem
+        if reread:
+            self.rows = self.repository.rows(device=self.lab.device)
+        plan = self.plan(problem)
+        if plan.done:
+            self.settle(plan)
+            return
+        self.emit(BucketStarted(problem, index, total, bool(plan.stale)))
+        share = self.control.left / left if math.isfinite(self.control.left) else math.inf
+        same_bucket = [r for r in self.rows if r.bucket == bucket_of(problem)]
+        others = self._valid([r for r in same_bucket if r.problem != problem])
+        run = BucketRun(
+            plan, others, self.request, self.lab, self.control, self._save, self.emit, share
+        )
+        stopped = True
+        try:
+            run.run()
+            stopped = False
+        except LaunchError as error:
+            self.emit(Notice(str(error)))
+        finally:
+            result = run.result(stopped=stopped)
+            self.results[problem] = result
+            self.unbuildable |= bool(plan.unbuildable)
+            new = list(run.new_rows)
+            self.failures.update(row.status for row in new if row.status != "ok")
+            if not stopped:
+                self.hints.learn(new)
+            self.estimator.finished(plan.load, result.seconds)
+            self.emit(BucketDone(result))
+
+    def _save(self, rows: Sequence[Row]) -> None:
+        self.repository.add(rows)
+        self.rows = [*self.rows, *rows]
+
+    def summary(self, interrupted: int | None) -> Summary:
+        ordered = [self.results[p] for p in self.request.problems if p in self.results]
+        lacking = self.unbuildable or any(not result.complete for result in ordered)
+        return Summary(
+            device=self.lab.device,
+            db=_without_password(self.request.db),
+            buckets=tuple(ordered),
+            requested=len(self.request.problems),
+            measured=sum(result.measured for result in ordered),
+            reused=sum(result.reused for result in ordered),
+            failed=sum(result.failed for result in ordered),
+            failures=tuple(self.failures.most_common()),
+            seconds=self.control.elapsed,
+            interrupted=interrupted,
+            budget_spent=self.control.spent,
+            toolchain=self.lab.builder.problem if lacking else "",
+        )
+
+
+def tune(
+    request: TuneRequest,
+    on_event: OnEvent = ignore,
+    *,
+    token: StopToken | None = None,
+    laboratory: Callable[[TuneRequest], AbstractContextManager[Lab]] = open_lab,
+) -> Summary:
+    """Measures what the request asks for and the database does not hold yet.
+
+    Rows are saved phase by phase, so whatever ends a tune loses at most the phase it is in, and the
+    same request goes on where it stopped. Ends early, keeping everything, when the budget is spent,
+    `token` is cancelled, or the main thread gets `KeyboardInterrupt` (`signals_interrupt` makes one
+    of SIGINT and SIGTERM); the summary tells. `on_event` is called from this thread.
+
+    Raises:
+        DeviceError: the device is not there.
+        StoreError: the database cannot be opened or written; before any work.
+    """
+    control = Control(request.budget_s, token or StopToken())
+    interrupted: int | None = None
+    with Repository.open(request.db, write=True) as repository, laboratory(request) as lab:
+        session = _Session(request, lab, repository, on_event, control)
+        if lab.builder.problem:
+            on_event(Notice(lab.builder.problem))
+        try:
+            with Claims(request.db) as claims:
+                session.run(claims)
+        except Stopped:
+            pass
+        except Interrupted as stop:
+            interrupted = stop.number
+        except KeyboardInterrupt:
+            interrupted = signal.SIGINT
+        return session.summary(interrupted)

@@ -18,6 +18,24 @@ from autofa import resources
 from autofa.errors import LaunchError
 from autofa.runtime.abi import MIRRORS, LaunchKey
 
+__all__ = [
+    "COUNTERS",
+    "LaunchKey",
+    "add_library",
+    "add_vendor",
+    "available",
+    "bucket",
+    "counters",
+    "flags",
+    "load",
+    "reason",
+    "set_flags",
+    "set_miss",
+    "table_clear",
+    "table_get",
+    "table_set",
+]
+
 _log = logging.getLogger("autofa")
 _MISS = ctypes.CFUNCTYPE(c_int64, POINTER(LaunchKey))
 _ERROR_BYTES = 1024
@@ -37,7 +55,7 @@ def _load() -> ctypes.CDLL:
     path = resources.runtime_library()
     if not path.is_file():
         raise OSError(f"{path} is not there; install autofa so that it is built")
-    torch.ops.load_library(str(path))
+    torch.ops.load_library(str(path))  # type: ignore[no-untyped-call]
     library = ctypes.CDLL(str(path))
     for name, result, arguments in (
         ("autofa_set_miss", None, (_MISS,)),
@@ -80,8 +98,17 @@ def _get() -> ctypes.CDLL:
         return _library
 
 
+def load() -> None:
+    """Loads the operators `autofa::fwd` and `autofa::run`; later calls do nothing.
+
+    Raises:
+        LaunchError: the library is absent, or does not load under this torch.
+    """
+    _get()
+
+
 def available() -> bool:
-    """Whether the operators `autofa::fwd` and `autofa::run` exist; loads them on the first call."""
+    """Whether the operators exist; loads them on the first call."""
     try:
         _get()
     except LaunchError:
@@ -161,9 +188,9 @@ def table_clear() -> None:
     _get().autofa_table_clear()
 
 
-def set_flags(*, deterministic: bool, fast: bool) -> None:
-    """What becomes part of every later key, process-wide."""
-    _get().autofa_set_flags(deterministic | fast << 1)
+def set_flags(flags: int) -> None:
+    """What becomes part of every later key, process-wide: `abi.FLAG_*`, or-ed."""
+    _get().autofa_set_flags(flags)
 
 
 def flags() -> int:

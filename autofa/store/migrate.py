@@ -1,0 +1,78 @@
+"""Brings a database to today's schema: under a lock, in one transaction, or not at all."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from contextlib import closing
+from datetime import datetime, timezone
+from pathlib import Path
+
+from alembic import command
+from alembic.config import Config
+from sqlalchemy import Connection, Engine, inspect, text
+
+from autofa.resources import db_dir
+from autofa.store.columns import SCHEMA, VERSION_TABLE, is_newer, too_new
+
+# Alembic's `op` and `context` are globals of the process.
+_alembic = threading.Lock()
+# Any number, but the same in every process: PostgreSQL's advisory lock of our migrations.
+_ADVISORY = 0x4175746F6661
+
+
+def upgrade(engine: Engine, where: str, path: Path | None, folder: Path | None = None) -> None:
+    """Creates or migrates the tables. Concurrent callers wait; all but the first find it done.
+
+    The engine's transactions must begin by taking the write lock (`BEGIN IMMEDIATE` on SQLite).
+
+    Args:
+        where: the database's name in messages.
+        path: an SQLite database's file; an older one is copied beside itself first.
+        folder: the migrations; None means the shipped ones.
+
+    Raises:
+        StoreTooNewError: a newer version wrote it; nothing is changed.
+        sqlalchemy.exc.DBAPIError: the database refused.
+    """
+    config = Config()
+    # ConfigParser reads % as interpolation.
+    location = str(folder or db_dir() / "migrations").replace("%", "%%")
+    config.set_main_option("script_location", location)
+    with _alembic, engine.begin() as connection:
+        if connection.dialect.name == "postgresql":
+            connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _ADVISORY})
+        found = revision(connection, where)
+        if found == SCHEMA:
+            return
+        if found is not None and path is not None:
+            back_up(path, found)
+        config.attributes["connection"] = connection
+        command.upgrade(config, "head")
+
+
+def revision(connection: Connection, where: str) -> str | None:
+    """The schema's revision; None where there is no table of ours.
+
+    Raises:
+        StoreTooNewError: a newer version wrote it.
+    """
+    if not inspect(connection).has_table(VERSION_TABLE):
+        return None
+    found = connection.execute(text(f"SELECT version_num FROM {VERSION_TABLE}")).scalars().first()
+    if is_newer(found):
+        raise too_new(found, where)
+    return str(found)
+
+
+def back_up(path: Path, revision: str) -> Path:
+    """Copies an SQLite file before its schema changes; returns the copy's path."""
+    copy = path.with_name(f"{path.name}.{revision}-{timestamp()}")
+    with closing(sqlite3.connect(path)) as source, closing(sqlite3.connect(copy)) as target:
+        source.backup(target)
+    return copy
+
+
+def timestamp() -> str:
+    """Now, in the form that file names carry."""
+    return datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%S%fZ")

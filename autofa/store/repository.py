@@ -1,0 +1,286 @@
+"""`Repository`, the only way to write the database, and the full way to read it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, Engine, Select, exists, select, tuple_
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.orm import aliased
+
+from autofa.device import DeviceKey
+from autofa.errors import StoreCorruptError, StoreUnwritableError, explain_bad
+from autofa.problem import Bucket
+from autofa.store import engines, files, migrate
+from autofa.store.columns import (
+    DEVICE_COLUMNS,
+    OWN_COLUMNS,
+    PROBLEM_COLUMNS,
+    PROVENANCE_COLUMNS,
+    RECORD_COLUMNS,
+    SCHEMA,
+    Decoder,
+)
+from autofa.store.models import Device, Measurement, Provenance
+from autofa.store.reader import sqlite_path
+from autofa.store.rows import Row, device_defect, row_defect
+
+BUSY_TIMEOUT = 30.0
+_INSERTS: dict[str, Any] = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}
+
+
+class Repository:
+    """The measurements of one database. Open it with `Repository.open`.
+
+    Every call is its own short transaction, so that other processes are never kept waiting; an
+    object may be shared between threads, and used after a fork. What a transaction could not do is
+    raised as a `StoreError` that never shows a password.
+
+    Attributes:
+        where: the database's path, or its URL without user and password.
+        moved_aside: the damaged file's new name, where `recover` moved one.
+    """
+
+    def __init__(
+        self,
+        reads: Engine | None,
+        writes: Engine | None,
+        where: str,
+        moved_aside: Path | None = None,
+    ) -> None:
+        # No engine to read with: a database that does not exist yet, or has no tables.
+        self._reads = reads
+        self._writes = writes
+        self.where = where
+        self.moved_aside = moved_aside
+
+    @classmethod
+    def open(
+        cls,
+        location: str | os.PathLike[str],
+        *,
+        write: bool,
+        recover: bool = False,
+        timeout: float = BUSY_TIMEOUT,
+    ) -> Repository:
+        """Opens a path or an SQLAlchemy URL.
+
+        For writing, the folder, the file and the tables are made, and older tables migrated; any
+        number of processes may do so at once. For reading, nothing is ever written or made, and a
+        missing or empty file has no rows.
+
+        Args:
+            recover: move a damaged file aside (`<name>.corrupt-<UTC time>`) and start a new one.
+            timeout: seconds to wait for another writer.
+
+        Raises:
+            StoreUnwritableError: it cannot be written there; found out at once.
+            StoreCorruptError: the file is damaged (with `recover`, only when reading).
+            StoreTooNewError: a newer version wrote it; nothing was changed.
+            StoreError: its kind is not supported, its driver is missing, it does not answer.
+        """
+        path = sqlite_path(location)
+        if path is None:
+            return cls._open_server(os.fspath(location), write)
+        where = str(path)
+        if not write:
+            found = files.inspect_file(path, timeout, write=False)
+            return cls(engines.reading_engine(path, timeout) if found else None, None, where)
+
+        files.check_writable(path)
+        aside = None
+        try:
+            found = files.inspect_file(path, timeout, write=True)
+        except StoreCorruptError:
+            if not recover:
+                raise
+            aside = files.move_aside(path, timeout)
+            found = files.inspect_file(path, timeout, write=True)
+        writes = engines.writing_engine(path, timeout)
+        if found != SCHEMA:
+            with engines.translated(where):
+                files.grant_wal(path)
+                migrate.upgrade(writes, where, path)
+        return cls(engines.reading_engine(path, timeout), writes, where, aside)
+
+    @classmethod
+    def _open_server(cls, location: str, write: bool) -> Repository:
+        engine, where = engines.server_engine(location)
+        with engines.translated(where, engine.url):
+            if write:
+                migrate.upgrade(engine, where, None)
+                return cls(engine, engine, where)
+            with engine.connect() as connection:
+                found = migrate.revision(connection, where)
+        return cls(engine if found else None, None, where)
+
+    def __enter__(self) -> Repository:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Lets go of all connections; the object can be used no more."""
+        for engine in (self._reads, self._writes):
+            if engine is not None:
+                engine.dispose()
+
+    def add(self, rows: Iterable[Row]) -> int:
+        """Stores rows, all or none; those already there, by content hash, are left as they are.
+
+        Returns how many were new.
+
+        Raises:
+            ValueError: a row that cannot be a measurement; nothing is stored.
+            StoreError: the database refused.
+        """
+        batch = list(rows)
+        for row in batch:
+            defect = row_defect(row)
+            if defect is not None:
+                raise ValueError(f"row of {row.slug!r:.80}: {defect}")
+        if not batch:
+            return 0
+        if self._writes is None:
+            raise StoreUnwritableError(
+                explain_bad(f"database {self.where}", "opened for reading", "writing", "reopen it")
+            )
+        with self._translated(), self._writes.begin() as connection:
+            insert = _INSERTS[connection.dialect.name]
+            ids = _Ids(connection)
+            values = [_values(row, ids) for row in batch]
+            result = connection.execute(insert(Measurement).on_conflict_do_nothing(), values)
+            return int(result.rowcount)
+
+    def rows(
+        self,
+        device: DeviceKey | None = None,
+        bucket: Bucket | None = None,
+        ok_only: bool = False,
+    ) -> list[Row]:
+        """Stored rows, oldest first; damaged ones are left out, and said once in the log.
+
+        Args:
+            ok_only: only what may be dispatched: ok, and contradicted by no later failure of the
+                same kernel in the same bucket.
+        """
+        query = _select()
+        if device is not None:
+            for name in DEVICE_COLUMNS:
+                query = query.where(getattr(Device, name) == getattr(device, name))
+        if bucket is not None:
+            query = query.where(Measurement.bucket == str(bucket), Device.kind == bucket.device)
+        if ok_only:
+            query = query.where(Measurement.status == "ok", _not_contradicted())
+        decoder = Decoder()
+        found = []
+        for record in self._fetch(query):
+            row = decoder.row(record)
+            if row is not None:
+                found.append(row)
+        decoder.warn(self.where)
+        return found
+
+    def devices(self) -> list[DeviceKey]:
+        """The devices that have rows, in order."""
+        query = select(*(getattr(Device, name) for name in DEVICE_COLUMNS))
+        found = (DeviceKey(*record) for record in self._fetch(query))
+        return sorted(key for key in found if device_defect(key) is None)
+
+    def _fetch(self, query: Select[Any]) -> list[tuple[Any, ...]]:
+        if self._reads is None:
+            return []
+        with self._translated(), self._reads.connect() as connection:
+            return [tuple(record) for record in connection.execute(query)]
+
+    def _translated(self) -> AbstractContextManager[None]:
+        url = self._reads.url if self._reads is not None else None
+        is_file = url is None or url.get_backend_name() == "sqlite"
+        return engines.translated(self.where, None if is_file else url)
+
+
+class _Ids:
+    """Ids of devices and provenances, inserted where missing. Lives within one transaction."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._found: dict[tuple[type, tuple[object, ...]], int] = {}
+
+    def device(self, row: Row) -> int:
+        values = {name: getattr(row.device, name) for name in DEVICE_COLUMNS}
+        return self._id(Device, values, values)
+
+    def provenance(self, row: Row) -> int:
+        values = {name: getattr(row.provenance, name) for name in PROVENANCE_COLUMNS}
+        text = json.dumps(values, sort_keys=True)
+        digest = {"digest": hashlib.sha256(text.encode("ascii")).hexdigest()}
+        return self._id(Provenance, digest, {**values, **digest})
+
+    def _id(
+        self,
+        table: type[Device] | type[Provenance],
+        key: dict[str, Any],
+        values: dict[str, Any],
+    ) -> int:
+        known = (table, tuple(key.values()))
+        if known not in self._found:
+            insert = _INSERTS[self._connection.dialect.name]
+            self._connection.execute(insert(table).values(**values).on_conflict_do_nothing())
+            query = select(table.id).filter_by(**key)
+            self._found[known] = self._connection.execute(query).scalar_one()
+        return self._found[known]
+
+
+def _values(row: Row, ids: _Ids) -> dict[str, Any]:
+    return {
+        "content_hash": row.content_hash,
+        "device_id": ids.device(row),
+        "provenance_id": ids.provenance(row),
+        "created_at": row.provenance.created_at,
+        "bucket": str(row.bucket),
+        **{name: getattr(row.problem, name) for name in PROBLEM_COLUMNS},
+        **{name: getattr(row, name) for name in OWN_COLUMNS},
+    }
+
+
+def _select() -> Select[Any]:
+    owners = {
+        **dict.fromkeys(DEVICE_COLUMNS, Device),
+        **dict.fromkeys(PROVENANCE_COLUMNS, Provenance),
+    }
+    columns = (getattr(owners.get(name, Measurement), name) for name in RECORD_COLUMNS)
+    return (
+        select(*columns)
+        .join_from(Measurement, Device)
+        .join(Provenance, Measurement.provenance_id == Provenance.id)
+        .order_by(Measurement.id)
+    )
+
+
+def _not_contradicted() -> ColumnElement[bool]:
+    # The same words as the view `autofa_dispatch`.
+    failure, later = aliased(Measurement), aliased(Measurement)
+    kernel = ("device_id", "bucket", "slug", "fingerprint")
+    shape = ("batch", "heads_q", "seqlen_q", "seqlen_k", "dropout", "needs_grad")
+    repaired = exists().where(
+        *(getattr(later, name) == getattr(failure, name) for name in kernel + shape),
+        later.status == "ok",
+        later.created_at > failure.created_at,
+    )
+    standing = select(*(getattr(failure, name) for name in kernel)).where(
+        failure.status.not_in(("ok", "pruned")), ~repaired
+    )
+    return tuple_(*(getattr(Measurement, name) for name in kernel)).not_in(standing)

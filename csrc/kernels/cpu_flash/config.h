@@ -8,8 +8,7 @@
 namespace autofa::cpu_flash {
 
 // `Params` names: dtype and isa (as in abi.h); tile_queries, the vectors of queries of a panel;
-// tile_keys, the rows of the register tile of a full panel; block_k, keys between two rescalings;
-// chunk_d, the head dims summed before they are added to a score (0: all).
+// tile_keys, the rows of the register tile of a full panel; block_k, keys between two rescalings.
 template <class Params>
 struct Config {
   static constexpr int dtype = Params::dtype;
@@ -17,7 +16,9 @@ struct Config {
   static constexpr int max_vectors = Params::tile_queries;
   static constexpr int max_lanes = max_vectors * cpu::kLanes;
   static constexpr int block_k = Params::block_k;
-  static constexpr int chunk_d = Params::chunk_d;
+  // Head dims summed before they are added to a score. Without a limit the error at head dim 512
+  // was 1.9x that of torch's SDPA, with this one 0.5-0.8x, in the same time.
+  static constexpr int64_t chunk_d = 128;
   using Type = typename cpu::Element<dtype>::Type;
 
   // Narrow panels get taller tiles, so that there are always enough independent sums to hide the
@@ -30,7 +31,7 @@ struct Config {
   static_assert(isa == (cpu::kLanes == 16 ? AUTOFA_V4 : AUTOFA_V3),
                 "isa must be the instruction set that the library is compiled for");
   static_assert(dtype == AUTOFA_F32 || dtype == AUTOFA_F16 || dtype == AUTOFA_BF16);
-  static_assert(Params::tile_keys >= 1 && max_vectors >= 1 && block_k >= 1 && chunk_d >= 0);
+  static_assert(Params::tile_keys >= 1 && max_vectors >= 1 && block_k >= 1);
   static_assert(Params::tile_keys * max_vectors + max_vectors < (isa == AUTOFA_V4 ? 32 : 16),
                 "the register tile and one row of queries must fit in the register file");
 };

@@ -158,14 +158,14 @@ class Panel {
 
   void multiply_qk(Rows keys, int64_t begin, int64_t end, int vector, float* largest) {
     const int64_t dims = params_.head_dim;
-    const int64_t chunk = Config::chunk_d ? Config::chunk_d : dims;
     with_constant<Config::max_vectors>(view_.vectors - vector, [&](auto width) {
-      for (int64_t d = 0; d < dims; d += chunk) {
-        const bool last = d + chunk >= dims;
+      for (int64_t d = 0; d < dims; d += Config::chunk_d) {
+        const int64_t chunk = clamp(dims - d, 1, Config::chunk_d);
+        const bool last = d + chunk == dims;
         const float* q = memory_.q + d * lanes_ + vector * kLanes;
         for_each_tile<Config::tile_rows(width)>(begin, end, [&](auto height, int64_t key) {
-          score_tile<height, width>(keys[key] + d, keys.stride, q, lanes_, last ? dims - d : chunk,
-                                    d > 0, scores(key, vector), last ? largest : nullptr);
+          score_tile<height, width>(keys[key] + d, keys.stride, q, lanes_, chunk, d > 0,
+                                    scores(key, vector), last ? largest : nullptr);
         });
       }
     });

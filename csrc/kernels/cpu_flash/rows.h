@@ -57,7 +57,9 @@ void load_queries(const typename cpu::Element<Dtype>::Type* queries, int64_t str
                                       : cpu::load_part<Dtype>(from, width) * scale;
       }
       cpu::transpose(square);
-      for (int i = 0; i < width; ++i) cpu::store(to + (d + i) * lanes + lane, square[i]);
+      AUTOFA_UNROLL for (int i = 0; i < kLanes; ++i) {
+        if (i < width) cpu::store(to + (d + i) * lanes + lane, square[i]);
+      }
     }
   }
 }
@@ -72,7 +74,7 @@ void store_output(const float* from, int64_t lanes, const float* sum, int64_t co
     for (int64_t d = 0; d < dims; d += kLanes) {
       const int64_t width = dims - d < kLanes ? dims - d : kLanes;
       Floats square[kLanes];
-      for (int i = 0; i < kLanes; ++i) {
+      AUTOFA_UNROLL for (int i = 0; i < kLanes; ++i) {
         const Floats value = i < width ? cpu::load(from + (d + i) * lanes + lane) : Floats{};
         square[i] = total == 0.f ? Floats{} : value * inverse;
       }

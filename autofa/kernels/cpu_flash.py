@@ -1,0 +1,67 @@
+"""`cpu.flash`: flash attention on AVX2 and AVX-512, the embedded default where no GPU is."""
+
+from __future__ import annotations
+
+from autofa.device import Limits
+from autofa.kernels.family import Constraint, Domain, KernelFamily, Param, Params, Value
+from autofa.problem import Problem
+
+# Vector registers of an x86-64 level.
+_REGISTERS = {"v3": 16, "v4": 32}
+
+
+def _isa(limits: Limits) -> str:
+    return f"v{limits.capability}"
+
+
+def _tile_fits(p: Params, problem: Problem, limits: Limits) -> bool:
+    """The sums, one row of queries and one broadcast element."""
+    return bool(p.tile_keys * p.tile_queries + p.tile_queries + 1 <= _REGISTERS[p.isa])
+
+
+def _tile_fills(p: Params, problem: Problem, limits: Limits) -> bool:
+    return bool(4 * p.tile_keys * p.tile_queries >= 3 * _REGISTERS[p.isa])
+
+
+def _default(problem: Problem, limits: Limits) -> dict[str, Value]:
+    if limits.capability >= 4:
+        return {"isa": "v4", "tile_keys": 6, "tile_queries": 4, "block_k": 128}
+    return {"isa": "v3", "tile_keys": 4, "tile_queries": 3, "block_k": 128}
+
+
+CPU_FLASH = KernelFamily(
+    name="cpu.flash",
+    title="cpu(flash)",
+    version=1,
+    folder="cpu_flash",
+    entry="kernel.h",
+    domain=Domain(
+        device="cpu",
+        dtypes=("f32", "f16", "bf16"),
+        masks=("none", "causal", "causal_lower_right"),
+        min_arch=3,
+        max_arch=4,
+    ),
+    params=(
+        Param("isa", ("v3", "v4"), about="x86-64 level: AVX2 or AVX-512"),
+        Param("tile_keys", (4, 6, 8, 9), "k{}", about="rows of the register tile"),
+        Param("tile_queries", (2, 3, 4), "q{}", joined=True, about="vectors of queries of a panel"),
+        Param("block_k", (64, 128, 256), "b{}", about="keys between two rescalings"),
+    ),
+    constraints=(
+        Constraint(
+            "isa",
+            "AVX-512 is used where it is: AVX2 reached 52-60 % of its speed",
+            lambda p, problem, limits: p.isa == _isa(limits),
+        ),
+        Constraint("registers", "the register tile fits in the vector registers", _tile_fits),
+        Constraint(
+            "tile area",
+            "tiles that leave a quarter of the registers idle cannot hide the latency of their sums",
+            _tile_fills,
+        ),
+    ),
+    specialised=("dtype",),
+    target=lambda p, limits: f"x86-64-{p.isa}",
+    default=_default,
+)

@@ -49,8 +49,16 @@ def part(name: str, value: object) -> dict[str, Any]:
 
 
 def as_float(value: object) -> object:
-    """A number that JSON wrote without its point, as a float; anything else as it is."""
-    return float(value) if type(value) is int and abs(value) < 2**53 else value
+    """A number that JSON wrote without its point, as a float; other numbers and null as they are.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    if value is None or type(value) is float:
+        return value
+    if type(value) is not int or abs(value) > 2**53:
+        raise ValueError(f"{value!r:.40} is not a number")
+    return float(value)
 
 
 def from_json(text: str, line: int = 1) -> Row:

@@ -7,6 +7,7 @@ not trusted: a record that cannot be a measurement is refused alone, whatever it
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 
 from autofa.device import DeviceKey
 from autofa.errors import StoreTooNewError, explain_bad
@@ -33,15 +34,9 @@ PROBLEM_COLUMNS = (
 PROVENANCE_COLUMNS = ("autofa", "torch", "cuda", "driver", "compiler", "host", "details")
 # Everything else of a row, in the order of its fields.
 OWN_COLUMNS = tuple(n for n in ROW_FIELDS if n not in ("device", "problem", "provenance"))
-RECORD_COLUMNS = (
-    *DEVICE_COLUMNS,
-    *PROBLEM_COLUMNS,
-    "created_at",
-    *PROVENANCE_COLUMNS,
-    *OWN_COLUMNS,
-)
-_PROBLEM = len(DEVICE_COLUMNS)
-_PROVENANCE = _PROBLEM + len(PROBLEM_COLUMNS)
+# What a decoder is given of a row whose device is known.
+RECORD_COLUMNS = (*PROBLEM_COLUMNS, "created_at", *PROVENANCE_COLUMNS, *OWN_COLUMNS)
+_PROVENANCE = len(PROBLEM_COLUMNS)
 _OWN = _PROVENANCE + 1 + len(PROVENANCE_COLUMNS)
 
 _log = logging.getLogger("autofa.store")
@@ -65,47 +60,40 @@ def too_new(revision: object, where: str) -> StoreTooNewError:
 
 
 class Decoder:
-    """Turns records of `RECORD_COLUMNS` into rows. One per query; not shared between threads.
+    """Turns records of one device into rows. One per query; not shared between threads.
 
-    Devices, problems and provenances repeat over many records, so each is built and checked once.
+    Problems and provenances repeat over many records, so each is built and checked once.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, device: DeviceKey) -> None:
         self.damaged = 0
-        self._devices: dict[tuple[object, ...], DeviceKey | None] = {}
+        self._device = device
+        self._sound = device_defect(device) is None
         self._problems: dict[tuple[object, ...], Problem | None] = {}
         self._provenances: dict[tuple[object, ...], Provenance | None] = {}
 
-    def row(self, record: tuple[object, ...]) -> Row | None:
-        """The row; None for a record that cannot be a measurement (counted in `damaged`)."""
-        device = self._device(record[:_PROBLEM])
-        problem = self._problem(record[0], record[_PROBLEM:_PROVENANCE])
-        provenance = self._provenance(record[_PROVENANCE:_OWN])
-        row = None
-        if device is not None and problem is not None and provenance is not None:
-            row = Row.unchecked((device, problem, *record[_OWN:], provenance))
-            row = row if own_defect(row) is None else None
-        if row is None:
+    def rows(self, records: Iterable[tuple[object, ...]]) -> list[Row]:
+        """The rows of records of `RECORD_COLUMNS`, less those that cannot be a measurement.
+
+        Those are counted in `damaged`.
+        """
+        found = []
+        for record in records:
+            problem = self._problem(record[:_PROVENANCE])
+            provenance = self._provenance(record[_PROVENANCE:_OWN])
+            if self._sound and problem is not None and provenance is not None:
+                row = Row.unchecked((self._device, problem, *record[_OWN:], provenance))
+                if own_defect(row) is None:
+                    found.append(row)
+                    continue
             self.damaged += 1
-        return row
+        return found
 
-    def warn(self, where: str) -> None:
-        """Says once how many records were refused."""
-        if self.damaged:
-            _log.warning("%s: %d damaged rows were left out", where, self.damaged)
-
-    def _device(self, key: tuple[object, ...]) -> DeviceKey | None:
-        if key not in self._devices:
-            found = DeviceKey(*key)  # type: ignore[arg-type]
-            self._devices[key] = None if device_defect(found) else found
-        return self._devices[key]
-
-    def _problem(self, kind: object, values: tuple[object, ...]) -> Problem | None:
-        key = (kind, *values)
+    def _problem(self, key: tuple[object, ...]) -> Problem | None:
         if key not in self._problems:
-            *shape, mask, dropout, needs_grad = values
-            flags = [bool(flag) for flag in (dropout, needs_grad)]
-            found = Problem(*shape, mask, kind, *flags)  # type: ignore[arg-type, call-arg]
+            *shape, mask, dropout, needs_grad = key
+            kind = self._device.kind
+            found = Problem(*shape, mask, kind, bool(dropout), bool(needs_grad))  # type: ignore[arg-type, call-arg]
             self._problems[key] = None if problem_defect(found) else found
         return self._problems[key]
 
@@ -115,3 +103,9 @@ class Decoder:
             found = Provenance(*versions, created_at, details)  # type: ignore[arg-type, call-arg]
             self._provenances[key] = None if provenance_defect(found) else found
         return self._provenances[key]
+
+
+def warn_damaged(count: int, where: str) -> None:
+    """Says once how many records were left out."""
+    if count:
+        _log.warning("%s: %d damaged rows were left out", where, count)

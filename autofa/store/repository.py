@@ -27,6 +27,7 @@ from autofa.store.columns import (
     RECORD_COLUMNS,
     SCHEMA,
     Decoder,
+    warn_damaged,
 )
 from autofa.store.models import Device, Measurement, Provenance
 from autofa.store.reader import sqlite_path
@@ -185,13 +186,16 @@ class Repository:
             query = query.where(Measurement.bucket == str(bucket), Device.kind == bucket.device)
         if ok_only:
             query = query.where(Measurement.status == "ok", _not_contradicted())
-        decoder = Decoder()
-        found = []
-        for record in self._fetch(query):
-            row = decoder.row(record)
-            if row is not None:
-                found.append(row)
-        decoder.warn(self.where)
+        records = self._fetch(query.order_by(Measurement.id))
+        width = len(DEVICE_COLUMNS)
+        keys = [record[:width] for record in records]
+        decoders = {key: Decoder(DeviceKey(*key)) for key in set(keys)}
+        found = [
+            row
+            for key, record in zip(keys, records, strict=True)
+            for row in decoders[key].rows([record[width:]])
+        ]
+        warn_damaged(sum(decoder.damaged for decoder in decoders.values()), self.where)
         return found
 
     def devices(self) -> list[DeviceKey]:
@@ -261,12 +265,12 @@ def _select() -> Select[Any]:
         **dict.fromkeys(DEVICE_COLUMNS, Device),
         **dict.fromkeys(PROVENANCE_COLUMNS, Provenance),
     }
-    columns = (getattr(owners.get(name, Measurement), name) for name in RECORD_COLUMNS)
+    names = (*DEVICE_COLUMNS, *RECORD_COLUMNS)
+    columns = (getattr(owners.get(name, Measurement), name) for name in names)
     return (
         select(*columns)
         .join_from(Measurement, Device)
         .join(Provenance, Measurement.provenance_id == Provenance.id)
-        .order_by(Measurement.id)
     )
 
 

@@ -159,7 +159,7 @@ NUMBERS = (
     "call_p90", "baseline_time_ms", "baseline_call_ms", "error", "seconds",
 )  # fmt: skip
 _NAMES = ("slug", "family", "fingerprint", "run")
-_NAME = re.compile(f"[ -~]{{1,{MAX_NAME}}}")
+_NAMED = re.compile("\0".join([f"[ -~]{{1,{MAX_NAME}}}"] * len(_NAMES)))
 _numbers = attrgetter(*NUMBERS)
 _names = attrgetter(*_NAMES)
 PARTS: dict[str, tuple[str, ...]] = {
@@ -281,12 +281,19 @@ def own_defect(row: Row) -> str | None:
         return f"problem for {row.problem.device} measured on {row.device.kind}"
     if row.status == "ok" and (row.time_ms is None or row.call_ms is None):
         return "status is ok, but there is no time"
-    for value in _names(row):
-        if not isinstance(value, str) or not _NAME.fullmatch(value):
-            names = ", ".join(_NAMES)
-            return f"one of {names} is {value!r:.60}, not 1 ... {MAX_NAME} printable ASCII"
-    for name, value in zip(NUMBERS, _numbers(row), strict=True):
-        if type(value) is not float or not 0.0 < value <= MAX_NUMBER:
+    try:
+        named = _NAMED.fullmatch("\0".join(_names(row)))
+    except TypeError:
+        named = None
+    if named is None:
+        return f"{', '.join(_NAMES)} are not all 1 ... {MAX_NAME} printable ASCII characters"
+    numbers = _numbers(row)
+    try:
+        sound = 0.0 < min(numbers) and max(numbers) <= MAX_NUMBER
+    except TypeError:
+        sound = False
+    if not sound:
+        for name, value in zip(NUMBERS, numbers, strict=True):
             defect = number_defect(name, value)
             if defect is not None:
                 return defect

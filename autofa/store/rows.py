@@ -289,7 +289,7 @@ def own_defect(row: Row) -> str | None:
         return f"{', '.join(_NAMES)} are not all 1 ... {MAX_NAME} printable ASCII characters"
     numbers = _numbers(row)
     try:
-        sound = 0.0 < min(numbers) and max(numbers) <= MAX_NUMBER
+        sound = min(numbers) > 0.0 and sum(numbers) <= MAX_NUMBER
     except TypeError:
         sound = False
     if not sound:

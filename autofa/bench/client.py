@@ -15,6 +15,7 @@ from types import TracebackType
 from autofa.bench.cases import cases_for
 from autofa.bench.process import Death, Process
 from autofa.bench.protocol import (
+    CheckReply,
     CheckRequest,
     Outcome,
     Plan,
@@ -56,9 +57,13 @@ class Entrant:
 
 
 def _subject(entrant: Entrant) -> Subject:
-    candidate, library = entrant.candidate, entrant.library
-    alignment = candidate.family.domain.alignment if isinstance(candidate, Variant) else 1
-    return Subject(candidate.slug, None if library is None else str(library), alignment)
+    candidate = entrant.candidate
+    if not isinstance(candidate, Variant):
+        return Subject(candidate.slug, None)
+    domain = candidate.family.domain
+    if entrant.library is None:
+        raise LaunchError(f"{candidate.slug}: not compiled; build it before it is measured")
+    return Subject(candidate.slug, str(entrant.library), domain.alignment, domain.deterministic)
 
 
 class Worker:
@@ -108,7 +113,7 @@ class Worker:
         that its declaration serves (`cases_for`). Never raises for what the candidate does.
 
         Raises:
-            LaunchError: the worker process cannot start.
+            LaunchError: a variant without a library, or the worker process cannot start.
         """
         began = time.monotonic()
         subject = _subject(Entrant(candidate, library))
@@ -119,12 +124,11 @@ class Worker:
         if isinstance(reply, Death):
             self.close()
             return Outcome(subject.slug, reply.status, reply.message, seconds=seconds)
-        if not isinstance(reply, Outcome):
-            raise AssertionError(f"the worker answered a check with {reply!r}")
-        if reply.status in ("wrong_result", "crashed"):
-            # It may have written where it should not: what else lives in the process is suspect.
+        if not isinstance(reply, CheckReply):
+            raise TypeError(f"the worker answered a check with {reply!r}")
+        if reply.tainted:
             self.close()
-        return replace(reply, seconds=seconds)
+        return replace(reply.outcome, seconds=seconds)
 
     def time(
         self, entrants: Sequence[Entrant], problem: Problem, plan: Plan | None = None
@@ -135,13 +139,14 @@ class Worker:
         the others are timed again without it.
 
         Raises:
-            LaunchError: the worker process cannot start, or plain SDPA itself cannot be timed.
+            LaunchError: a variant without a library, the worker cannot start, or plain SDPA cannot
+                be timed.
         """
         plan = plan or Plan()
         subjects = [_subject(entrant) for entrant in entrants]
         order = [subject.slug for subject in subjects]
         if BASELINE not in order:
-            subjects.append(Subject(BASELINE, None, 1))
+            subjects.append(Subject(BASELINE, None))
             order.append(BASELINE)
         lost: dict[str, Outcome] = {}
         while True:
@@ -166,7 +171,7 @@ class Worker:
                 culprit.slug, reply.status, reply.message, seconds=time.monotonic() - began
             )
         if not isinstance(reply, TimingRun):
-            raise AssertionError(f"the worker answered a timing with {reply!r}")
+            raise TypeError(f"the worker answered a timing with {reply!r}")
         found = {outcome.slug: outcome for outcome in reply.outcomes} | lost
         return replace(reply, outcomes=tuple(found[slug] for slug in order))
 

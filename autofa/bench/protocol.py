@@ -118,11 +118,18 @@ class Plan:
 
 @dataclass(frozen=True)
 class Subject:
-    """A candidate as the worker knows it. `library` is None for a vendor kernel."""
+    """A candidate as the worker knows it.
+
+    Attributes:
+        library: path of the compiled variant; None for a vendor kernel.
+        alignment: bytes that its base pointers and strides must be multiples of.
+        deterministic: whether its declaration promises the same bits for the same input.
+    """
 
     slug: str
     library: str | None
-    alignment: int
+    alignment: int = 1
+    deterministic: bool = False
 
 
 @dataclass(frozen=True)
@@ -157,10 +164,18 @@ class Hello:
 
 @dataclass(frozen=True)
 class CheckRequest:
-    """Answered by an `Outcome`."""
+    """Answered by a `CheckReply`."""
 
     subject: Subject
     cases: tuple[Case, ...]
+
+
+@dataclass(frozen=True)
+class CheckReply:
+    """`tainted`: the worker's memory or device context may be damaged; it must be replaced."""
+
+    outcome: Outcome
+    tainted: bool
 
 
 @dataclass(frozen=True)
@@ -186,7 +201,7 @@ class Failed:
     text: str
 
 
-Message = Hello | CheckRequest | TimeRequest | Ready | Failed | Outcome | TimingRun
+Message = Hello | Ready | Failed | CheckRequest | CheckReply | TimeRequest | TimingRun
 
 
 def encode(message: Message) -> bytes:

@@ -1,0 +1,63 @@
+"""Kernel families that fail in every way a candidate can, and an honest one beside them.
+
+They are C++ for the CPU, so that the whole way from compiling to the database can be tried on any
+machine. Sources are beside this file.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from autofa.device import Limits
+from autofa.kernels.family import Domain, KernelFamily
+from autofa.kernels.registry import Registry
+from autofa.kernels.vendor import VENDORS
+from autofa.problem import Problem
+
+ROOT = Path(__file__).resolve().parent
+
+
+@dataclass(frozen=True)
+class Poison:
+    """A family, the status it must get, and a word that its message must hold."""
+
+    family: KernelFamily
+    status: str
+    message: str
+
+
+def _no_parameters(problem: Problem, limits: Limits) -> dict[str, int | str]:
+    return {}
+
+
+def _family(folder: str) -> KernelFamily:
+    return KernelFamily(
+        name=f"poison.{folder}",
+        title=f"poison({folder})",
+        version=1,
+        folder=folder,
+        entry="kernel.h",
+        domain=Domain("cpu", ("f32",), masks=("none", "causal"), min_arch=3),
+        params=(),
+        target=lambda params, limits: limits.arch,
+        default=_no_parameters,
+        specialised=("dtype",),
+        root=ROOT,
+    )
+
+
+HONEST = _family("honest")
+CASES = (
+    Poison(_family("broken"), "compile_error", "NoSuchFault"),
+    Poison(_family("zeros"), "wrong_result", "got 0 instead of"),
+    Poison(_family("skips_tail"), "wrong_result", "instead of"),
+    Poison(_family("ignores_mask"), "wrong_result", "instead of"),
+    Poison(_family("out_of_bounds"), "wrong_result", "wrote outside the output"),
+    Poison(_family("segfault"), "crashed", "SIGSEGV"),
+    Poison(_family("sigfpe"), "crashed", "SIGFPE"),
+    Poison(_family("hangs"), "timeout", "within"),
+    Poison(_family("hoards"), "out_of_memory", "memory"),
+)
+POISON: tuple[KernelFamily, ...] = tuple(case.family for case in CASES)
+REGISTRY = Registry(families=(HONEST, *POISON), vendors=VENDORS)

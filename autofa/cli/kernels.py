@@ -82,9 +82,8 @@ def _print(row: _Row, form: str) -> None:
     here = "runs here" if row.runs_here else "does not run here"
     click.echo(f"{family.name}  {family.title}  ({here})")
     domain = family.domain
-    click.echo(
-        f"  {', '.join(domain.dtypes)}; head dims {domain.head_dims}; masks {', '.join(domain.masks)}"
-    )
+    masks = ", ".join(domain.masks)
+    click.echo(f"  {', '.join(domain.dtypes)}; head dims {domain.head_dims}; masks {masks}")
     params = [(p.name, " ".join(map(str, p.values)), p.about) for p in family.params]
     click.echo(tabulate(params, ("parameter", "values", "what it is"), tablefmt=form))
     for constraint in family.constraints:

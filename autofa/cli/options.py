@@ -113,5 +113,7 @@ def split_names(text: str | None) -> tuple[str, ...] | None:
         return None
     names = tuple(n.strip() for n in text.split(",") if n.strip())
     if not names:
-        raise UsageError(explain_bad("list", text, "names separated by commas", "give at least one"))
+        raise UsageError(
+            explain_bad("list", text, "names separated by commas", "give at least one")
+        )
     return names

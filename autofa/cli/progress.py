@@ -1,0 +1,100 @@
+"""What a tune shows while it runs: a live bar on a terminal, one line per bucket elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn
+from rich.text import Text
+
+from autofa.tuning.events import (
+    BucketDone,
+    BucketResult,
+    BucketStarted,
+    Building,
+    CandidateDone,
+    Estimate,
+    Event,
+    Notice,
+    OnEvent,
+    TuneStarted,
+)
+
+
+def duration(seconds: float) -> str:
+    """`7 s`, `3 min 20 s`, `1 h 5 min`: two units at most, never more exact than it is."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def _bucket_line(result: BucketResult) -> str:
+    p = result.problem
+    shape = f"{p.shape} {p.dtype} {p.mask}"
+    if result.winner is None:
+        return f"{shape}: no result ({result.failed} failed)"
+    gain = "" if result.speedup is None else f"  {result.speedup:.2f}x of torch.sdpa"
+    failed = f", {result.failed} failed" if result.failed else ""
+    counted = f"{result.measured} measured{failed}, {duration(result.seconds)}"
+    return f"{shape}: {result.winner}{gain}  ({counted})"
+
+
+class _Remaining(ProgressColumn):
+    """The tuner's own estimate of the time to go, which knows what the work is."""
+
+    def render(self, task: Task) -> Text:
+        seconds = task.fields.get("remaining")
+        return Text("" if seconds is None else f"about {duration(seconds)} left")
+
+
+@contextmanager
+def shown() -> Iterator[OnEvent]:
+    """Gives the listener that prints a tune's events to stderr."""
+    console = Console(stderr=True, highlight=False)
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=24),
+        TextColumn("{task.completed}/{task.total}"),
+        TimeElapsedColumn(),
+        _Remaining(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )
+    task = bar.add_task("planning", total=None)
+
+    def say(text: str) -> None:
+        console.print(escape(text), soft_wrap=True)
+
+    def on_event(event: Event) -> None:
+        if isinstance(event, TuneStarted):
+            known = f", {event.done} known already" if event.done else ""
+            say(f"{event.device}: {event.buckets} buckets{known}; database {event.db}")
+            bar.update(task, total=event.buckets, completed=event.done)
+        elif isinstance(event, BucketStarted):
+            p = event.problem
+            what = "re-timing" if event.retime else "measuring"
+            bar.update(task, description=escape(f"{what} {p.shape} {p.dtype} {p.mask}"))
+        elif isinstance(event, Building):
+            bar.update(task, description=f"compiling {event.count} variants")
+        elif isinstance(event, CandidateDone):
+            if event.status != "ok":
+                say(f"  {event.slug}: {event.status}: {event.message}")
+            elif console.is_terminal:
+                gain = "" if event.speedup is None else f" {event.speedup:.2f}x"
+                bar.update(task, description=escape(f"{event.slug}{gain}"))
+        elif isinstance(event, BucketDone):
+            say(_bucket_line(event.result))
+        elif isinstance(event, Estimate):
+            bar.update(task, completed=event.done, total=event.total, remaining=event.remaining_s)
+        elif isinstance(event, Notice):
+            say(f"note: {event.message}")
+
+    with bar:
+        yield on_event

@@ -1,0 +1,95 @@
+"""`autofa tune`: measures this machine, once; what is known already is not measured again."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from autofa.cli.options import database_of, db_option, mode_option, read_settings, split_names
+from autofa.cli.progress import shown
+from autofa.problem import parse_dtype
+from autofa.tuning.control import signals_interrupt
+from autofa.tuning.request import TuneRequest, make_request
+from autofa.tuning.session import tune as run
+
+
+def _device(asked: str | None) -> str:
+    from autofa.runtime import devices
+
+    if asked is None:
+        problem = devices.cuda_problem()
+        if problem is not None:
+            click.echo(f"no usable CUDA GPU: {problem}; profiling the CPU", err=True)
+    return str(devices.find_device(asked))
+
+
+@click.command()
+@click.option(
+    "--gpu-profile",
+    "profile",
+    is_flag=False,
+    flag_value="default",
+    metavar="[quick|default|full|FILE.toml]",
+    help="Tune the whole profile of this machine's GPU (of its CPU where there is none).",
+)
+@click.option(
+    "--shape", "shapes", multiple=True, metavar="B,H,N,D", help="Tune exactly this shape."
+)
+@click.option("--device", metavar="cuda:0|cuda|cpu", help="Which device (default: the first GPU).")
+@click.option("--dtype", "dtypes", multiple=True, help="f32, f16 or bf16. Repeatable.")
+@click.option("--causal/--no-causal", default=None, help="Only causal, or only dense problems.")
+@mode_option
+@click.option("--budget", metavar="90s|10m|1h", help="Wall time of the whole tune.")
+@click.option("--trials", type=click.IntRange(min=1), help="Own variants tried per bucket.")
+@click.option("--jobs", type=click.IntRange(min=1), help="Parallel compilations.")
+@click.option("--families", metavar="NAME,...", help="Only these kernel families.")
+@click.option("--force", is_flag=True, help="Measure again what is known already.")
+@db_option
+def tune(
+    profile: str | None,
+    shapes: tuple[str, ...],
+    device: str | None,
+    dtypes: tuple[str, ...],
+    causal: bool | None,
+    mode: str,
+    budget: str | None,
+    trials: int | None,
+    jobs: int | None,
+    families: str | None,
+    force: bool,
+    db: str | None,
+) -> None:
+    """Measure every candidate kernel and keep the results.
+
+    Needed once per machine. Without a profile or a shape the profile is `default`. Stop it at any
+    time: the same command goes on where it stopped.
+    """
+    settings = read_settings()
+
+    def request_on(where: str) -> TuneRequest:
+        return make_request(
+            profile,
+            shapes=shapes,
+            device=where,
+            dtypes=[parse_dtype(d) for d in dtypes] or None,
+            causal=causal,
+            mode=mode,
+            budget=budget,
+            trials=trials,
+            jobs=jobs,
+            families=split_names(families),
+            db=database_of(settings, db),
+            force=force,
+            settings=settings,
+        )
+
+    # Arguments are checked before torch is loaded and the device looked for.
+    request_on("cpu" if device == "cpu" else "cuda")
+    request = request_on(_device(device))
+    with signals_interrupt(), shown() as on_event:
+        summary = run(request, on_event)
+    click.echo(str(summary))
+    if summary.exit_code == 0:
+        click.echo("`autofa report` shows the leaderboard", err=True)
+    sys.exit(summary.exit_code)

@@ -95,7 +95,7 @@ class BucketRun:
         batch = search.ask(_BATCH)
         while batch:
             self._control.check()
-            if time.monotonic() - self._began > self._share_s:
+            if self._late:
                 self._cut = True
                 return
             self._lab.builder.prefetch(batch)
@@ -108,8 +108,12 @@ class BucketRun:
                 return
             batch = coming or search.ask(_BATCH)
 
+    @property
+    def _late(self) -> bool:
+        return time.monotonic() - self._began > self._share_s
+
     def _screen(self, batch: Sequence[Variant]) -> None:
-        entrants = self._admitted(batch)
+        entrants = self._admitted(batch, hurry=True)
         if entrants:
             plan = Plan(
                 mode=self._request.mode,
@@ -179,8 +183,9 @@ class BucketRun:
 
     # Steps -----------------------------------------------------------------------------------
 
-    def _admitted(self, candidates: Sequence[Candidate]) -> list[Entrant]:
-        """Those that compile and compute attention; what fails is recorded."""
+    def _admitted(self, candidates: Sequence[Candidate], *, hurry: bool = False) -> list[Entrant]:
+        """Those that compile and compute attention; what fails is recorded. In a hurry the last
+        ones are left out, so that the first can still be timed."""
         variants = [c for c in candidates if isinstance(c, Variant)]
         builder = self._lab.builder
         waiting = builder.waiting(variants)
@@ -197,6 +202,8 @@ class BucketRun:
         entrants = []
         for candidate in candidates:
             slug = candidate.slug
+            if hurry and entrants and self._late:
+                break
             if isinstance(candidate, Variant) and slug not in self._libraries:
                 continue
             if slug not in self._checked:

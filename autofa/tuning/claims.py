@@ -9,10 +9,10 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
-from pathlib import Path
 from types import TracebackType
 
 from autofa.problem import Problem
+from autofa.store.reader import sqlite_path
 
 _SLOTS = 1 << 30
 
@@ -22,9 +22,10 @@ class Claims:
 
     def __init__(self, db: str) -> None:
         self._file = None
-        if "://" not in db:
+        path = sqlite_path(db)
+        if path is not None:
             with contextlib.suppress(OSError):
-                self._file = Path(f"{db}.tuning").open("ab")  # noqa: SIM115  closed by __exit__
+                self._file = path.with_name(f"{path.name}.tuning").open("ab")
 
     def __enter__(self) -> Claims:
         return self

@@ -12,7 +12,7 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from autofa.errors import UsageError, explain_bad
-from autofa.problem import MASKS, Problem, parse_dtype, parse_shape
+from autofa.problem import MASKS, Problem, nearest_power_of_two, parse_dtype, parse_shape
 
 DENSE = ("none",)
 CAUSAL = ("causal",)
@@ -56,9 +56,8 @@ class Profile:
 
 def _filled(head_dim: int, lengths: Iterable[int], tokens: int, width: int) -> tuple[str, ...]:
     """The field's way to plot over N: a fixed number of tokens, and heads that fill the width."""
-    return tuple(
-        f"{max(tokens // n, 1)},{max(width // head_dim, 1)},{n},{head_dim}" for n in lengths
-    )
+    heads = nearest_power_of_two(max(width // head_dim, 1))
+    return tuple(f"{max(tokens // n, 1)},{heads},{n},{head_dim}" for n in lengths)
 
 
 _HALF = ("bf16", "f16")
@@ -117,7 +116,7 @@ _CUDA_FULL = Profile(
 _CPU_QUICK = Profile(
     "quick",
     "cpu",
-    8,
+    9,
     (
         Group(("1,8,512,64", "1,8,1024,128"), ("f32",), BOTH),
         Group(("4,8,128,64",), ("f32",), DENSE),

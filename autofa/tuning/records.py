@@ -44,7 +44,12 @@ def record(
     baseline = outcome.baseline if timing is not None else None
     low_time, high_time = timing.time_quantiles if timing else (None, None)
     low_call, high_call = timing.call_quantiles if timing else (None, None)
-    now = datetime.now(timezone.utc).isoformat()
+    made = replace(
+        lab.today,
+        compiler=lab.today.compiler if isinstance(candidate, Variant) else "",
+        created_at=datetime.now(timezone.utc).isoformat(),
+        details=conditions,
+    )
     return Row(
         device=lab.device,
         problem=problem,
@@ -67,7 +72,7 @@ def record(
         error=outcome.error if error is None else error,
         message=outcome.message,
         seconds=outcome.seconds,
-        provenance=replace(lab.today, created_at=now, details=conditions),
+        provenance=made,
     )
 
 

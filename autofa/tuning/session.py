@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 import signal
 import time
 from collections import Counter
@@ -31,16 +30,13 @@ from autofa.tuning.events import (
     TuneStarted,
     ignore,
 )
+from autofa.tuning.hardware import open_lab
 from autofa.tuning.hints import Hints
-from autofa.tuning.lab import Lab, open_lab
+from autofa.tuning.lab import Lab
 from autofa.tuning.plan import BucketPlan, make_plan
 from autofa.tuning.request import TuneRequest
 
 _CLAIM_POLL_S = 0.5
-
-
-def _without_password(db: str) -> str:
-    return re.sub(r"(://[^:/@]*):[^@]*@", r"\1:***@", db)
 
 
 class _Session:
@@ -97,7 +93,7 @@ class _Session:
         self.emit(
             TuneStarted(
                 self.lab.device,
-                _without_password(self.request.db),
+                self.repository.where,
                 len(plans),
                 len(plans) - total,
             )
@@ -168,7 +164,7 @@ class _Session:
         lacking = self.unbuildable or any(not result.complete for result in ordered)
         return Summary(
             device=self.lab.device,
-            db=_without_password(self.request.db),
+            db=self.repository.where,
             buckets=tuple(ordered),
             requested=len(self.request.problems),
             measured=sum(result.measured for result in ordered),
@@ -202,7 +198,12 @@ def tune(
     """
     control = Control(request.budget_s, token or StopToken())
     interrupted: int | None = None
-    with Repository.open(request.db, write=True) as repository, laboratory(request) as lab:
+    with (
+        Repository.open(request.db, write=True, recover=True) as repository,
+        laboratory(request) as lab,
+    ):
+        if repository.moved_aside is not None:
+            on_event(Notice(f"{repository.where} was damaged: moved to {repository.moved_aside}"))
         session = _Session(request, lab, repository, on_event, control)
         if lab.builder.problem:
             on_event(Notice(lab.builder.problem))

@@ -1,0 +1,54 @@
+"""The lab of a real device: its worker process, its compilers, its identity."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from autofa import compiler
+from autofa.bench import environment
+from autofa.bench.client import Worker
+from autofa.errors import ToolchainError
+from autofa.runtime import devices
+from autofa.tuning.building import Builder
+from autofa.tuning.lab import Lab
+from autofa.tuning.request import TuneRequest
+
+# Cores that compilers leave to the worker while it measures call times on a GPU's host.
+_SPARE_CORES = 2
+
+
+@contextmanager
+def open_lab(request: TuneRequest) -> Iterator[Lab]:
+    """The real thing. The worker starts with its first use, and ends with the context.
+
+    Raises:
+        DeviceError: the device is not there.
+    """
+    device = devices.find_device(request.device)
+    limits = devices.limits(device)
+    kind = limits.kind
+    jobs = request.jobs
+    if jobs is None and kind == "cuda":
+        spared = max(1, len(os.sched_getaffinity(0)) - _SPARE_CORES)
+        jobs = min(compiler.default_jobs(request.settings, kind), spared)
+    builder = Builder(limits, request.settings, jobs)
+    try:
+        version = compiler.find(kind, request.settings).version
+    except ToolchainError as error:
+        version = ""
+        builder.problem = str(error)
+    worker = Worker(str(device), limits)
+    try:
+        yield Lab(
+            device=devices.device_key(device),
+            limits=limits,
+            today=environment.provenance(device, version),
+            measurer=worker,
+            builder=builder,
+            fingerprint=compiler.fingerprint,
+            overlap=kind == "cuda",
+        )
+    finally:
+        worker.close()

@@ -169,7 +169,7 @@ class _Run:
         library, usage = None, None
         key = self.keys[request]
         if outcome.expired:
-            status, why = "timeout", f"the compiler was stopped after {self.timeout:.0f} s"
+            status, why = "timeout", f"the compiler was stopped after {self.timeout:g} s"
         elif fingerprint(variant, target) != key:
             status, why = (
                 "compile_error",

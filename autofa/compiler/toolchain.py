@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -69,25 +71,27 @@ def _ask(command: tuple[str, ...], settings: Settings, do: str) -> str:
         ToolchainError: it cannot be started, fails, or hangs.
     """
     shown = " ".join(command)
-    try:
-        answer = subprocess.run(
-            (*environment(settings), *command),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_VERSION_SECONDS,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        raise ToolchainError(
-            f"`{shown}` gave no answer in {_VERSION_SECONDS:.0f} s; {do}"
-        ) from None
-    if answer.returncode != 0:
-        said = (answer.stderr.strip() or answer.stdout.strip()).splitlines()
+    with subprocess.Popen(
+        (*environment(settings), *command),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    ) as compiler:
+        try:
+            out, err = compiler.communicate(timeout=_VERSION_SECONDS)
+        except subprocess.TimeoutExpired:
+            # The whole group: what a wrapper script has started holds the pipes open.
+            os.killpg(compiler.pid, signal.SIGKILL)
+            why = f"`{shown}` gave no answer in {_VERSION_SECONDS:g} s"
+            raise ToolchainError(f"{why}; {do}") from None
+    if compiler.returncode != 0:
+        said = (err.strip() or out.strip()).splitlines()
         why = f": {said[0]}" if said else ""
-        raise ToolchainError(f"`{shown}` failed with exit code {answer.returncode}{why}; {do}")
-    return answer.stdout
+        raise ToolchainError(f"`{shown}` failed with exit code {compiler.returncode}{why}; {do}")
+    return out
 
 
 def _release(command: tuple[str, ...], text: str, pattern: str, do: str) -> tuple[str, int, int]:

@@ -1,0 +1,143 @@
+"""Every test has its own database and never sees the user's; markers skip what is not here."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from autofa import compiler, resources, settings
+from autofa.errors import ToolchainError
+from autofa.kernels.family import Domain, KernelFamily, Param
+
+
+@pytest.fixture(scope="session")
+def session_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One cache of libraries for all tests, so that each is compiled once."""
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(autouse=True)
+def _isolated(tmp_path: Path, session_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("AUTOFA_")]:
+        if not name.startswith("AUTOFA_TEST_"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("AUTOFA_DB", str(tmp_path / "autofa.db"))
+    monkeypatch.setenv("AUTOFA_CACHE_DIR", str(session_cache))
+
+
+def _no_nvcc() -> str | None:
+    try:
+        compiler.find("cuda", settings.load())
+    except ToolchainError as error:
+        return str(error)
+    return None
+
+
+def _fewer_gpus_than(wanted: int) -> str | None:
+    import torch
+
+    found = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return None if found >= wanted else f"needs {wanted} CUDA GPU(s), found {found}"
+
+
+def _no_postgres() -> str | None:
+    return None if os.environ.get("AUTOFA_TEST_POSTGRES") else "AUTOFA_TEST_POSTGRES is not set"
+
+
+_MISSING: dict[str, Callable[[], str | None]] = {
+    "nvcc": _no_nvcc,
+    "gpu": lambda: _fewer_gpus_than(1),
+    "gpu2": lambda: _fewer_gpus_than(2),
+    "postgres": _no_postgres,
+}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    reasons: dict[str, str | None] = {}
+    for item in items:
+        for name, missing in _MISSING.items():
+            if item.get_closest_marker(name) is not None:
+                if name not in reasons:
+                    reasons[name] = missing()
+                if reasons[name] is not None:
+                    item.add_marker(pytest.mark.skip(reason=reasons[name]))
+
+
+_TINY_CPU = """#pragma once
+#include "autofa/abi.h"
+#include "kernels/tiny/answer.h"
+namespace autofa::tiny {
+template <class Params>
+struct Kernel {
+  static constexpr int threads = 0, smem_bytes = 0;
+  static int32_t launch(const autofa_params&, const autofa_executor&, void*) {
+    return kAnswer * Params::factor;
+  }
+  static int64_t workspace_bytes(const autofa_params&) { return 0; }
+};
+}  // namespace autofa::tiny
+"""
+_TINY_CUDA = """#pragma once
+#include <cuda_runtime.h>
+#include "autofa/abi.h"
+#include "kernels/tiny/answer.h"
+namespace autofa::tiny {
+template <class Params>
+__global__ void fill(float* out, int n) {
+  __shared__ float part[256];
+  part[threadIdx.x] = kAnswer * Params::factor;
+  __syncthreads();
+  if (threadIdx.x < n) out[threadIdx.x] = part[255 - threadIdx.x];
+}
+template <class Params>
+struct Kernel {
+  static constexpr int threads = 256, smem_bytes = 1024 * Params::factor;
+  static int32_t launch(const autofa_params& p, const autofa_executor&, void* stream) {
+    fill<Params><<<1, threads, smem_bytes, static_cast<cudaStream_t>(stream)>>>(p.lse, 1);
+    return cudaGetLastError();
+  }
+  static int64_t workspace_bytes(const autofa_params&) { return 0; }
+};
+}  // namespace autofa::tiny
+"""
+
+
+@pytest.fixture
+def tiny_family(tmp_path: Path) -> Callable[..., KernelFamily]:
+    """Makes a family whose kernel returns 7 times its parameter: `tiny_family("cpu" or "cuda")`.
+
+    Its sources lie in `tmp_path / "csrc"` and may be edited; keyword arguments replace fields of
+    the declaration.
+    """
+
+    def make(device: str = "cpu", **fields: object) -> KernelFamily:
+        root = tmp_path / "csrc"
+        folder = root / "kernels" / "tiny"
+        if not root.exists():
+            shutil.copytree(resources.csrc_dir() / "include", root / "include")
+            folder.mkdir(parents=True)
+            (folder / "answer.h").write_text("#pragma once\nconstexpr int kAnswer = 7;\n")
+            (folder / "kernel.h").write_text(_TINY_CPU if device == "cpu" else _TINY_CUDA)
+        declared: dict[str, object] = {
+            "name": "test.tiny",
+            "title": "tiny",
+            "version": 1,
+            "folder": "tiny",
+            "entry": "kernel.h",
+            "domain": Domain(device, ("f32",), masks=("none", "causal")),
+            "params": (Param("factor", tuple(range(1, 13)), "x{}"),),
+            "target": lambda p, limits: limits.arch,
+            "default": lambda problem, limits: {"factor": 1},
+            "specialised": ("dtype",),
+            "root": root,
+        }
+        if device == "cuda":
+            declared["threads"] = lambda p, problem: 256
+            declared["smem_bytes"] = lambda p, problem: 1024 * p.factor
+        return KernelFamily(**{**declared, **fields})  # type: ignore[arg-type]
+
+    return make

@@ -9,9 +9,11 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from io import TextIOWrapper
 
 import click
 
+from autofa._version import __version__
 from autofa.errors import AutofaError
 
 # command -> (module, attribute); a command's module is imported when it is asked for.
@@ -53,39 +55,45 @@ class _Commands(click.Group):
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="autofa", prog_name="autofa")
+@click.version_option(__version__, prog_name="autofa")
 def cli() -> None:
     """The fastest attention kernel for every shape, measured once per machine."""
 
 
-def main() -> None:
-    """Entry point of the command. Exits with the documented code, never with a traceback for
-    what a user can cause."""
-    # A terminal that cannot show a character gets a replacement, not an exception.
-    for stream in (sys.stdout, sys.stderr):
-        reconfigure = getattr(stream, "reconfigure", None)
-        if reconfigure is not None:
-            reconfigure(errors="replace")
+def _run(arguments: list[str]) -> int:
+    """Runs the command; gives its exit code. Only programming errors escape."""
     try:
-        code = cli.main(standalone_mode=False)
-    except click.exceptions.Abort:
-        click.echo("interrupted", err=True)
-        code = 130
+        # Not cli.main(): it turns a reader that went away into exit code 1.
+        with cli.make_context("autofa", arguments) as context:
+            cli.invoke(context)
+    except click.exceptions.Exit as done:
+        return done.exit_code
+    except SystemExit as done:
+        return done.code if isinstance(done.code, int) else 0
     except click.ClickException as error:
         error.show()
-        code = error.exit_code
+        return error.exit_code
+    except (click.Abort, KeyboardInterrupt) as stop:
+        click.echo("interrupted", err=True)
+        return 128 + getattr(stop, "number", 2)
     except AutofaError as error:
         click.echo(f"error: {error}", err=True)
-        code = error.exit_code
-    except BrokenPipeError:
-        code = 0
+        return error.exit_code
+    return 0
+
+
+def main() -> None:
+    """Entry point of the command. Exits with the documented code, and without a traceback for
+    whatever a user can cause."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            # A terminal that cannot show a character gets a replacement, not an exception.
+            stream.reconfigure(errors="replace")
     try:
+        code = _run(sys.argv[1:])
         sys.stdout.flush()
     except BrokenPipeError:
-        code = 0
-    if code == 0 and sys.stdout.closed:
-        return
-    # Python would complain at exit about a reader that went away.
-    if isinstance(sys.exc_info()[1], BrokenPipeError):
+        # `autofa report | head`: no error. Python would complain when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    sys.exit(code if isinstance(code, int) else 0)
+        code = 0
+    sys.exit(code)

@@ -1,0 +1,1 @@
+"""Leaderboards: stored rows as ranked entries, and entries as tables and machine formats."""

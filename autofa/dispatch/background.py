@@ -1,0 +1,79 @@
+"""Builds missing winners in one background thread, so that no call ever compiles."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+from autofa.errors import AutofaError
+from autofa.kernels.family import Variant
+from autofa.settings import Settings
+
+log = logging.getLogger("autofa")
+
+Request = tuple[Variant, str]
+
+
+class Builder:
+    """A queue of variants to build, each at most once per process. Thread-safe.
+
+    The thread starts with the first request and ends when nothing is left. One compilation at a
+    time: it runs beside somebody's work.
+    """
+
+    def __init__(self, settings: Settings, built: Callable[[Variant], None]) -> None:
+        """`built` is called from the thread, after each success."""
+        self._settings = settings
+        self._built = built
+        self._lock = threading.Lock()
+        self._waiting: list[Request] = []
+        self._seen: set[Request] = set()
+        self._thread: threading.Thread | None = None
+
+    def request(self, variant: Variant, target: str) -> None:
+        """Asks for a library; at once back. What was asked for before is not asked for again."""
+        with self._lock:
+            if (variant, target) in self._seen:
+                return
+            self._seen.add((variant, target))
+            self._waiting.append((variant, target))
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="autofa-build", daemon=True)
+                self._thread.start()
+
+    def wait(self, timeout: float) -> bool:
+        """Waits until all that was asked for is done; False if that takes longer."""
+        with self._lock:
+            thread = self._thread
+        if thread is not None:
+            thread.join(timeout)
+        return thread is None or not thread.is_alive()
+
+    def _next(self) -> Request | None:
+        with self._lock:
+            if self._waiting:
+                return self._waiting.pop(0)
+            self._thread = None
+            return None
+
+    def _run(self) -> None:
+        # Loading the compiler layer is not for the first call of a machine that builds nothing.
+        from autofa.compiler.build import build
+
+        while (request := self._next()) is not None:
+            variant, target = request
+            try:
+                result = build([request], self._settings, jobs=1)[0]
+                if result.status == "ok":
+                    log.info("built %s for %s", variant, target)
+                    self._built(variant)
+                else:
+                    log.warning("%s was not built: %s", variant, result.message)
+            except AutofaError as error:
+                # Said once: the others that wait would fail for the same reason.
+                log.warning("%s was not built: %s", variant, error)
+                with self._lock:
+                    self._waiting.clear()
+            except Exception as error:
+                log.warning("%s was not built: %r", variant, error)

@@ -1,0 +1,60 @@
+"""What is known of a device: the user's database, and the measurements that ship with autofa.
+
+No fault of the database reaches a caller of attention: each is one warning, saying what is lost and
+how to mend it, and the ladder's lower rungs answer.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from functools import cache
+
+from autofa.device import DeviceKey
+from autofa.dispatch.ladder import Evidence
+from autofa.errors import StoreError
+from autofa.problem import Bucket
+from autofa.settings import Settings, database
+from autofa.store import reader, seeds
+from autofa.store.rows import Row
+
+log = logging.getLogger("autofa")
+
+
+def by_bucket(rows: Sequence[Row]) -> dict[Bucket, list[Row]]:
+    found: dict[Bucket, list[Row]] = {}
+    for row in rows:
+        found.setdefault(row.bucket, []).append(row)
+    return found
+
+
+def gather(device: DeviceKey, settings: Settings) -> Evidence:
+    """Reads the database's rows of `device`, now; its seed when first asked. Never raises."""
+    path = database(settings)
+    lost = ""
+    measured: dict[Bucket, list[Row]] = {}
+    try:
+        measured = by_bucket(reader.read(path, device))
+    except StoreError as error:
+        lost = str(error)
+        log.warning("stored measurements are not used: %s", error)
+    except Exception as error:
+        lost = f"{path}: {error!r}"
+        log.warning("stored measurements are not used: %s; `autofa db check` looks into it", lost)
+    if not measured and not lost:
+        log.info("no measurements of %s in %s; `autofa tune` makes them", device, path)
+
+    @cache
+    def seed() -> dict[Bucket, list[Row]]:
+        try:
+            return by_bucket(seeds.read_seed(device))
+        except Exception as error:
+            log.warning("shipped measurements of %s are not used: %r", device, error)
+            return {}
+
+    return Evidence(
+        lambda bucket: measured.get(bucket, ()),
+        lambda bucket: seed().get(bucket, ()),
+        tuple(measured),
+        lost,
+    )

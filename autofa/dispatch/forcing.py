@@ -1,0 +1,118 @@
+"""One kernel for every call of a context: for tests and benchmarks."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+from torch import Tensor
+
+from autofa.compiler.cache import library_of
+from autofa.dispatch import state
+from autofa.dispatch.ladder import Question, refusal
+from autofa.errors import LaunchError, NotApplicableError
+from autofa.kernels import REGISTRY, Candidate
+from autofa.kernels.family import Variant
+from autofa.runtime import devices, kernels
+from autofa.runtime.tensors import problem_of
+from autofa.settings import Settings
+
+_slug: ContextVar[str | None] = ContextVar("autofa_forced", default=None)
+_lock = threading.Lock()
+_ids: dict[tuple[str, str], int] = {}
+
+
+def forced() -> str | None:
+    """The slug forced in this context, else the environment's, else None."""
+    return _slug.get() or state.STATE.forced
+
+
+@contextmanager
+def force_kernel(slug: str) -> Iterator[None]:
+    """Every `attention` call of this context (thread or task) uses the kernel `slug`.
+
+    A library that is missing is built on first use. Calls outside the kernel's domain raise
+    `NotApplicableError`, those that need gradients or dropout too (but for `torch.sdpa`); calls
+    inside a compiled graph keep the kernel they were looked up for.
+
+    Raises:
+        UsageError: no such kernel, on entry.
+    """
+    state.start()
+    REGISTRY.candidate(slug)
+    if state.STATE.off:
+        raise NotApplicableError(
+            f"kernel {slug} cannot be forced: {state.STATE.off}; supported: a working runtime "
+            "library; `autofa doctor` says what is missing"
+        )
+    token = _slug.set(slug)
+    state.enter_forcing(1)
+    try:
+        yield
+    finally:
+        state.enter_forcing(-1)
+        _slug.reset(token)
+
+
+def not_applicable(slug: str, reason: str) -> NotApplicableError:
+    return NotApplicableError(
+        f"forced kernel {slug}: got a call that it does not serve: {reason}; supported: what "
+        "`autofa kernels` lists; drop force_kernel or change the call"
+    )
+
+
+def attend(
+    slug: str,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+) -> Tensor:
+    """The call with the kernel `slug`.
+
+    Raises:
+        UsageError: no such kernel; bad tensors.
+        NotApplicableError: it does not serve this call.
+    """
+    candidate = REGISTRY.candidate(slug)
+    problem = problem_of(query, key, value, attn_mask, is_causal, enable_gqa)
+    limits = devices.limits(query.device)
+    device = devices.device_key(query.device)
+    reason = refusal(candidate, Question(problem, device, limits, precision="fast"))
+    if reason is not None:
+        raise not_applicable(slug, reason)
+    target = candidate.target(limits) if isinstance(candidate, Variant) else ""
+    kernel = _id_of(candidate, target, state.STATE.settings)
+    return kernels.run(
+        kernel,
+        query,
+        key,
+        value,
+        attn_mask=attn_mask,
+        is_causal=is_causal,
+        scale=scale,
+        enable_gqa=enable_gqa,
+    )
+
+
+def _id_of(candidate: Candidate, target: str, settings: Settings) -> int:
+    with _lock:
+        known = _ids.get((candidate.slug, target))
+        if known is None:
+            library = None
+            if isinstance(candidate, Variant):
+                library = library_of(candidate, target, settings)
+                if library is None:
+                    from autofa.compiler.build import build
+
+                    result = build([(candidate, target)], settings)[0]
+                    if result.library is None:
+                        raise LaunchError(f"{candidate} cannot be built: {result.message}")
+                    library = result.library
+            known = _ids[candidate.slug, target] = kernels.load(candidate, library)
+        return known

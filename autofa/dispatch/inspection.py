@@ -1,0 +1,75 @@
+"""`explain`: what attention would do with these arguments, and why, without doing it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from autofa.device import DeviceKey, Limits
+from autofa.dispatch import forcing, routes, state
+from autofa.dispatch.explanation import Explanation
+from autofa.dispatch.ladder import Question
+from autofa.kernels.vendor import BASELINE
+from autofa.problem import Problem
+from autofa.runtime import devices
+from autofa.runtime.tensors import problem_of, validate
+
+
+def explain(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Explanation:
+    """Which kernel `attention` uses for these arguments, from which rung of the ladder, and why.
+
+    Runs, loads and builds nothing. Speaks of the eager mode, whose measure is `call_ms`.
+
+    Raises:
+        UsageError: what `attention` would raise for the same arguments.
+    """
+    state.start()
+    reason = state.STATE.off or routes.why_sdpa(query, key, value, attn_mask, dropout_p)
+    if reason:
+        if all(map(routes.is_plain, (query, key, value))) and "autocast" not in reason:
+            mask = attn_mask if attn_mask is None or routes.is_plain(attn_mask) else None
+            validate(query, key, value, mask, is_causal, enable_gqa)
+        return Explanation(BASELINE, "sdpa", reason)
+    lower_right = attn_mask is not None and routes.is_lower_right(attn_mask)
+    mask = None if lower_right else attn_mask
+    validate(query, key, value, mask, is_causal or lower_right, enable_gqa)
+    problem = problem_of(query, key, value, mask, is_causal or lower_right, enable_gqa)
+    return explain_problem(
+        problem, devices.device_key(query.device), devices.limits(query.device), "eager"
+    )
+
+
+def explain_problem(
+    problem: Problem, device: DeviceKey, limits: Limits, mode: str = "eager"
+) -> Explanation:
+    """`explain` for a problem on a device that need not be here.
+
+    Args:
+        mode: `eager` (ranked by `call_ms`) or `graph` (by `time_ms`).
+    """
+    state.start()
+    slug = forcing.forced()
+    if slug is not None:
+        return Explanation(slug, "sdpa" if slug == BASELINE else "default", "it is forced")
+    table = state.STATE.table
+    if table is None:
+        return Explanation(BASELINE, "sdpa", state.STATE.off)
+    question = Question(
+        problem,
+        device,
+        limits,
+        mode,
+        deterministic=torch.are_deterministic_algorithms_enabled(),
+        precision=state.STATE.precision,
+    )
+    return table.decide(question, table.evidence_of(device)).explanation

@@ -1,0 +1,147 @@
+"""Which calls torch's own function serves, and that function with what it gets wrong put right."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.nn.functional import scaled_dot_product_attention as sdpa
+
+from autofa.runtime.tensors import validate
+
+# Subclasses that are ordinary tensors to whoever computes with them: modules' parameters, and the
+# stand-ins that tracers put in a tensor's place.
+_PLAIN_MODULES = frozenset(("torch._subclasses.fake_tensor", "torch._subclasses.functional_tensor"))
+
+
+def is_plain(value: object) -> bool:
+    """Whether this is a tensor without a meaning of its own."""
+    kind = type(value)
+    if kind is Tensor or kind is torch.nn.Parameter:
+        return True
+    return kind.__module__ in _PLAIN_MODULES and isinstance(value, Tensor)
+
+
+def is_lower_right(mask: object) -> bool:
+    """Whether this is what `torch.nn.attention.bias.causal_lower_right` returns."""
+    if type(mask).__name__ != "CausalBias":
+        return False
+    from torch.nn.attention.bias import CausalBias, CausalVariant
+
+    return isinstance(mask, CausalBias) and mask.variant is CausalVariant.LOWER_RIGHT
+
+
+def _fits(mask: object, query: Tensor, key: Tensor) -> bool:
+    """Whether a lower-right bias is of the call's very lengths; else torch says what is wrong."""
+    sizes = getattr(mask, "seq_len_q", None), getattr(mask, "seq_len_kv", None)
+    return sizes == (query.shape[-2], key.shape[-2])
+
+
+def why_sdpa(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, dropout_p: float
+) -> str:
+    """Why plain SDPA serves this call whatever its shape; empty if the operator may."""
+    for name, value_ in (("query", query), ("key", key), ("value", value)):
+        if not is_plain(value_):
+            return f"{name} is a {type(value_).__name__}, which torch serves itself"
+    tensors = [query, key, value]
+    if attn_mask is not None:
+        lower_right = is_lower_right(attn_mask)
+        if not (is_plain(attn_mask) or (lower_right and _fits(attn_mask, query, key))):
+            return f"attn_mask is a {type(attn_mask).__name__}, which torch serves itself"
+        if not lower_right:
+            tensors.append(attn_mask)
+    if dropout_p:
+        return "dropout"
+    if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
+        return "gradients are needed"
+    if torch.is_autocast_enabled(query.device.type):
+        return "autocast"
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        return "a functorch transform is active"
+    if forward_ad._current_level >= 0:
+        return "forward-mode differentiation is active"
+    if _meaningful_function_mode():
+        return "a torch function mode is active"
+    return ""
+
+
+def _meaningful_function_mode() -> bool:
+    """Whether a torch function mode is active, `torch.device` contexts aside."""
+    # torch.set_default_device installs one for ever; it changes factory functions only.
+    if not torch._C._is_torch_function_mode_enabled():
+        return False
+    from torch.utils._device import DeviceContext
+
+    modes = torch.overrides._get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+    return any(type(mode) is not DeviceContext for mode in modes)
+
+
+def why_sdpa_traced(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, dropout_p: float
+) -> str:
+    """`why_sdpa` in words that TorchDynamo can trace."""
+    for tensor in (query, key, value):
+        if type(tensor) is not Tensor and type(tensor) is not torch.nn.Parameter:
+            return "a tensor subclass"
+    if attn_mask is not None and type(attn_mask) is not Tensor:
+        return "a mask of a kind of its own"
+    if dropout_p:
+        return "dropout"
+    if torch.is_grad_enabled() and (
+        query.requires_grad
+        or key.requires_grad
+        or value.requires_grad
+        or (attn_mask is not None and attn_mask.requires_grad)
+    ):
+        return "gradients are needed"
+    if torch.is_autocast_enabled(query.device.type):
+        return "autocast"
+    return ""
+
+
+def both_masks(attn_mask: Tensor, query: Tensor, key: Tensor) -> Tensor:
+    """`attn_mask` and the upper-left causal triangle as one mask: SDPA's backends disagree."""
+    rows = torch.arange(query.shape[-2], device=query.device)
+    columns = torch.arange(key.shape[-2], device=query.device)
+    visible = columns <= rows[:, None]
+    if attn_mask.dtype == torch.bool:
+        return attn_mask & visible
+    return attn_mask.masked_fill(~visible, float("-inf"))
+
+
+def plain(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+) -> Tensor:
+    """torch's own function; for plain tensors with both masks merged and lengths checked.
+
+    Raises:
+        UsageError: plain tensors that do not fit each other. torch itself reads past the end of a
+            key that is shorter than the value.
+    """
+    known = is_plain(query) and is_plain(key) and is_plain(value)
+    if not known:
+        return sdpa(
+            query,
+            key,
+            value,
+            attn_mask,
+            dropout_p,
+            is_causal,
+            scale=scale,
+            enable_gqa=enable_gqa,
+        )
+    if key.dim() < 2 or value.dim() < 2 or key.shape[-2] != value.shape[-2]:
+        validate(query, key, value, attn_mask, is_causal, enable_gqa)
+    if is_causal and attn_mask is not None and is_plain(attn_mask):
+        attn_mask, is_causal = both_masks(attn_mask, query, key), False
+    return sdpa(
+        query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+    )

@@ -1,0 +1,236 @@
+"""Fills the runtime's table: what a call that found no entry asks, and what it is told.
+
+The runtime calls `Table.miss` once per key; the answer is stored there, so this code is off the hot
+path. It must never raise into the runtime, wait for another thread, or compile.
+"""
+
+from __future__ import annotations
+
+import _thread
+import logging
+import threading
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from autofa.compiler.cache import library_of
+from autofa.compiler.fingerprint import fingerprint
+from autofa.device import DeviceKey, Limits, cpu_key, cpu_limits
+from autofa.dispatch import shortcut
+from autofa.dispatch.background import Builder
+from autofa.dispatch.evidence import gather
+from autofa.dispatch.keys import DEVICE_TYPES, device_index, key_of, problem_of_key
+from autofa.dispatch.ladder import Decision, Evidence, Question, Sources, resolve
+from autofa.errors import LaunchError
+from autofa.kernels import REGISTRY, Registry
+from autofa.kernels.family import Variant
+from autofa.problem import Problem, bucket_of
+from autofa.runtime import devices, extension, kernels
+from autofa.runtime.abi import FLAG_DETERMINISTIC, FLAG_FAST, LaunchKey
+from autofa.settings import Settings
+from autofa.store.ranking import validity
+from autofa.store.rows import Row
+
+log = logging.getLogger("autofa")
+
+NOT_NOW = -1  # torch.sdpa for this call; the next one asks again
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What this process has done so far, for tests and `autofa doctor`."""
+
+    reads: int = 0
+    misses: int = 0
+    swaps: int = 0
+
+
+@dataclass(frozen=True)
+class Place:
+    """One device as the ladder sees it, with what is known of it."""
+
+    device: DeviceKey
+    limits: Limits
+    evidence: Evidence
+
+
+class Table:
+    """The winners of one process. All methods are thread-safe.
+
+    Args:
+        settings: what the environment said; `reload` makes a new table with new ones.
+    """
+
+    def __init__(self, settings: Settings, registry: Registry = REGISTRY) -> None:
+        self.settings = settings
+        self.registry = registry
+        self._places: dict[tuple[str, int], Place] = {}
+        self._evidence: dict[DeviceKey, Evidence] = {}
+        self._waiting: dict[Variant, list[LaunchKey]] = {}
+        self._broken: set[Path] = set()
+        self._warned: set[str] = set()
+        self.counts = Counts()
+        self._renew()
+
+    def _renew(self) -> None:
+        # Also in a forked child, where another thread's lock would stay taken for ever and the
+        # builder's thread does not exist.
+        self._lock = threading.RLock()
+        self._builder = Builder(self.settings, self._swap)
+
+    def after_fork(self) -> None:
+        """Makes the table usable in a forked child."""
+        self._renew()
+        for variant, keys in self._waiting.items():
+            for key in keys[:1]:
+                self._ask_for(variant, key)
+
+    def miss(self, key: LaunchKey) -> int:
+        """The id of the kernel that answers `key`: the runtime's callback. Never raises.
+
+        Args:
+            key: the table keeps it; not the runtime's own memory.
+        """
+        try:
+            return self._miss(key)
+        except KeyboardInterrupt:
+            _thread.interrupt_main()  # raised again where Python can hand it to the caller
+            return NOT_NOW
+        except Exception as error:
+            self._warn_once(f"a look-up failed ({error!r}); plain SDPA answers")
+            return kernels.SDPA
+
+    def _miss(self, key: LaunchKey) -> int:
+        deterministic = bool(key.flags & FLAG_DETERMINISTIC)
+        # Whoever comes while another thread reads the database gets plain SDPA at once. Under
+        # deterministic mode the answer must not depend on that race, so there the thread waits.
+        if not self._lock.acquire(blocking=deterministic):
+            return NOT_NOW
+        try:
+            self.counts = replace(self.counts, misses=self.counts.misses + 1)
+            return self._answer(key, swap=not deterministic)
+        finally:
+            self._lock.release()
+
+    def _answer(self, key: LaunchKey, *, swap: bool) -> int:
+        place = self.place(DEVICE_TYPES[key.device_type], key.device_index)
+        question = Question(
+            problem_of_key(key),
+            place.device,
+            place.limits,
+            "graph" if key.graph else "eager",
+            bool(key.aligned),
+            bool(key.flags & FLAG_DETERMINISTIC),
+            "fast" if key.flags & FLAG_FAST else "f32",
+        )
+        while True:
+            decision = self.decide(question, place.evidence)
+            try:
+                kernel = kernels.load(decision.candidate, decision.library)
+                break
+            except LaunchError as error:
+                if decision.library is None:
+                    raise
+                self._broken.add(decision.library)
+                self._warn_once(f"{decision.library} is not used: {error}")
+        if decision.wanted is not None and swap:
+            self._waiting.setdefault(decision.wanted, []).append(key)
+            self._ask_for(decision.wanted, key)
+        if kernel == kernels.SDPA:
+            shortcut.sdpa_won()
+        log.debug("%s: %s", bucket_of(question.problem), decision.explanation.reason)
+        return kernel
+
+    def _ask_for(self, variant: Variant, key: LaunchKey) -> None:
+        place = self.place(DEVICE_TYPES[key.device_type], key.device_index)
+        self._builder.request(variant, variant.target(place.limits))
+
+    def _swap(self, variant: Variant) -> None:
+        """Puts a variant that has just been built in where it is the winner."""
+        with self._lock:
+            for key in self._waiting.pop(variant, []):
+                if torch.are_deterministic_algorithms_enabled():
+                    return
+                extension.table_set(key, self._answer(key, swap=False))
+                self.counts = replace(self.counts, swaps=self.counts.swaps + 1)
+            shortcut.forget()
+
+    def decide(self, question: Question, evidence: Evidence) -> Decision:
+        """What the ladder says. Loads nothing, builds nothing."""
+
+        def library(variant: Variant) -> Path | None:
+            path = library_of(variant, variant.target(question.limits), self.settings)
+            return None if path in self._broken else path
+
+        def valid(row: Row) -> str:
+            return validity(row, self.registry, fingerprint)
+
+        return resolve(question, evidence, Sources(self.registry, valid, library))
+
+    def place(self, kind: str, index: int) -> Place:
+        """A device of this process, its limits and its rows.
+
+        Args:
+            index: as `device_index` gives it.
+        """
+        with self._lock:
+            found = self._places.get((kind, index))
+            if found is None:
+                if kind == "cpu":
+                    # Not this thread's number of threads: the background builder asks too.
+                    key, limits = cpu_key(index), cpu_limits(index)
+                else:
+                    cuda = torch.device(kind, index)
+                    key, limits = devices.device_key(cuda), devices.limits(cuda)
+                found = self._places[kind, index] = Place(key, limits, self.evidence_of(key))
+            return found
+
+    def evidence_of(self, device: DeviceKey) -> Evidence:
+        """The rows about a device, read once per process."""
+        with self._lock:
+            found = self._evidence.get(device)
+            if found is None:
+                found = self._evidence[device] = gather(device, self.settings)
+                self.counts = replace(self.counts, reads=self.counts.reads + 1)
+            return found
+
+    def prepare(self, problem: Problem, device: torch.device, flags: int) -> Decision:
+        """Builds, loads and enters the winner of `problem`, for captured and for eager calls.
+
+        Raises:
+            AutofaError: the winner's library is missing and could not be built.
+        """
+        from autofa.compiler.build import build
+
+        index = device_index(device)
+        place = self.place(device.type, index)
+        for mode in ("graph", "eager"):
+            question = Question(
+                problem,
+                place.device,
+                place.limits,
+                mode,
+                deterministic=bool(flags & FLAG_DETERMINISTIC),
+                precision="fast" if flags & FLAG_FAST else "f32",
+            )
+            decision = self.decide(question, place.evidence)
+            if decision.wanted is not None:
+                target = decision.wanted.target(place.limits)
+                result = build([(decision.wanted, target)], self.settings)[0]
+                if result.status != "ok":
+                    raise LaunchError(f"{decision.wanted} was not built: {result.message}")
+                decision = self.decide(question, place.evidence)
+            kernel = kernels.load(decision.candidate, decision.library)
+            key = key_of(problem, index, graph=mode == "graph", flags=flags)
+            extension.table_set(key, kernel)
+        return decision
+
+    def wait(self, timeout: float) -> bool:
+        """Waits for the background builds; False if they take longer."""
+        return self._builder.wait(timeout)
+
+    def _warn_once(self, message: str) -> None:
+        if message not in self._warned:
+            self._warned.add(message)
+            log.warning("%s", message)

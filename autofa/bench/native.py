@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
@@ -29,6 +30,17 @@ class ScratchError(LaunchError):
 
 class OutsideError(Exception):
     """A kernel wrote outside the memory it was given."""
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """torch's number of CPU threads within the block."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @dataclass(frozen=True)

@@ -56,7 +56,7 @@ class Outcome:
         message: one line; empty when ok.
         error: largest absolute difference from float64 on the problem itself, where it was checked.
         timing: where it was timed.
-        baseline: plain SDPA over the same rounds as `timing`.
+        baseline: plain SDPA over the same rounds as `timing`; over all where those were few.
         seconds: wall time that this candidate cost.
     """
 
@@ -143,6 +143,7 @@ class Case:
             are watched; else dense tensors through the operator, as a call comes.
         logits: factor on the query, to make scores large.
         seed: of the random input.
+        repeat: run twice, so that a race has a chance to show.
     """
 
     name: str
@@ -151,6 +152,7 @@ class Case:
     guarded: bool = True
     logits: float = 1.0
     seed: int = 0
+    repeat: bool = False
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,12 @@ from typing import Protocol
 from autofa.bench.protocol import Plan, Timing
 from autofa.bench.stats import compare, quantile, summarize
 
-# A candidate this much slower than the best after so many rounds leaves the screening.
-_LEAVES = ((1, 4.0), (2, 2.0), (4, 1.5))
+# A candidate whose fastest sample is this much slower than the best median after so many rounds
+# leaves the screening. Its fastest, since what disturbs a sample only ever adds to it.
+_LEAVES = ((2, 8.0), (3, 3.0), (5, 1.6))
+# With fewer rounds than this, a ratio to plain SDPA takes all of SDPA's samples of the run: one
+# disturbed sample of the common rounds would weigh more than the drift that pairing takes out.
+_PAIRED_ROUNDS = 7
 
 
 class Turn(Protocol):
@@ -60,8 +64,8 @@ class _Track:
 
 @dataclass(frozen=True)
 class Result:
-    """Timings by candidate index, and the baseline's over each candidate's rounds; None where a
-    candidate gave no sample."""
+    """Timings by candidate index, and the baseline's over each candidate's rounds (over all rounds
+    where those are few)."""
 
     timings: tuple[Timing | None, ...]
     baselines: tuple[Timing | None, ...]
@@ -70,14 +74,13 @@ class Result:
 
 
 def _slow(tracks: Sequence[_Track], active: list[int], column: int, baseline: int) -> set[int]:
-    medians = {i: tracks[i].median(column) for i in active}
-    best = min(medians.values())
+    best = min(tracks[i].median(column) for i in active)
     return {
         i
         for i in active
         if i != baseline
         and any(
-            len(tracks[i].samples) >= rounds and medians[i] > ratio * best
+            len(tracks[i].samples) >= rounds and min(tracks[i].values(column)) > ratio * best
             for rounds, ratio in _LEAVES
         )
     }
@@ -141,9 +144,11 @@ def take_turns(
         if collecting:
             gc.enable()
     base = tracks[baseline]
-    return Result(
-        tuple(track.timing() if track.samples else None for track in tracks),
-        tuple(base.timing(list(track.samples)) if track.samples else None for track in tracks),
-        played,
-        resolved,
-    )
+    timings: list[Timing | None] = []
+    baselines: list[Timing | None] = []
+    for track in tracks:
+        rounds = list(track.samples)
+        timings.append(track.timing() if rounds else None)
+        paired = rounds if len(rounds) >= _PAIRED_ROUNDS else None
+        baselines.append(base.timing(paired) if rounds else None)
+    return Result(tuple(timings), tuple(baselines), played, resolved)

@@ -115,7 +115,12 @@ def _validate_mask(mask: Tensor, query: Tensor, key: Tensor, leading: tuple[int,
 
 
 def sdpa_only(
-    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, is_causal: bool
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    is_causal: bool = False,
+    enable_gqa: bool = False,
 ) -> str | None:
     """Why the operator gives a valid call to torch.sdpa whatever the table says; None if not.
 
@@ -126,8 +131,7 @@ def sdpa_only(
         return "a rank other than 3 and 4"
     heads = [t.shape[-3] for t in (query, key, value)]
     batches = {t.shape[0] for t in (query, key, value)} if ranks == {4} else {1}
-    grouped = heads[1] and heads[0] % heads[1] == 0 and heads[0] >= heads[1]
-    if len(batches) > 1 or heads[1] != heads[2] or not (heads[0] == heads[1] or grouped):
+    if len(batches) > 1 or heads[1] != heads[2] or (heads[0] != heads[1] and not enable_gqa):
         return "leading dims that broadcast"
     if attn_mask is not None and attn_mask.dim() > query.dim():
         return "attn_mask has more dims than query"
@@ -154,8 +158,8 @@ def problem_of(
 ) -> Problem:
     """The problem of a valid call, as the runtime's key sees it.
 
-    Dim -3 is the heads, all dims before it are the batch. Where sizes of 1 broadcast, the problem is
-    that of the expanded tensors. With `lower_right`, `is_causal` hangs on the lower-right corner.
+    Dim -3 is the heads, all dims before it are the batch. Where sizes of 1 broadcast, the problem
+    is that of the expanded tensors. `lower_right`: where `is_causal` hangs on that corner.
 
     Raises:
         DTypeError: a dtype that no kernel but torch.sdpa has (f64).

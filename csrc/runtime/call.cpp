@@ -140,6 +140,7 @@ void Call::inspect() {
   if (!has_scale) scale = 1.0 / std::sqrt(static_cast<double>(q.size(1)));
 
   inspect_any();
+  if (std::isnan(scale)) route = Route::kNan;
   if (route != Route::kKernels) return;
   if (out_sizes[q.rank - 1] == 0 || q.size(2) == 0 || q.size(3) == 0 || q.sizes[0] == 0 ||
       k.size(2) == 0) {
@@ -286,14 +287,22 @@ Handle Call::with_output_strides(Handle result) const {
   check(aoti_torch_get_dim(result.get(), &dims), "reading a rank");
   check(aoti_torch_get_sizes(result.get(), &sizes), "reading sizes");
   check(aoti_torch_get_strides(result.get(), &strides), "reading strides");
-  bool keep = true;
+  bool keep = true, exact = true;
   for (int64_t i = 0; i < rank; ++i) {
     // A mask with more leading dims than the query makes torch.sdpa return those too.
     if (dims != rank || sizes[i] != out_sizes[i]) return result;
+    exact &= strides[i] == out_strides[i];
     keep &= sizes[i] == 1 || strides[i] == out_strides[i];
   }
-  if (keep) return result;
-  Handle out = empty_output();
+  if (exact) return result;
+  Handle out;
+  if (keep) {
+    check(aoti_torch__reinterpret_tensor(result.get(), rank, out_sizes, out_strides, 0,
+                                         out.receive()),
+          "viewing the output");
+    return out;
+  }
+  out = empty_output();
   check(aoti_torch_copy_(out.get(), result.get(), 0), "copying the output");
   return out;
 }

@@ -35,6 +35,7 @@ enum class Route {
   kKernels,  // any kernel: ranks 3 or 4, no broadcast, own dtypes
   kSdpa,     // torch.sdpa alone
   kEmpty,    // nothing to compute: zeros, or no element at all
+  kNan,      // the scale is NaN (torch's CPU kernel would give zeros)
 };
 
 struct Call {

@@ -123,10 +123,14 @@ Handle launch(Call& call, const Kernel& kernel, const Place& place, Handle* lse,
   return {};
 }
 
-Handle empty(const Call& call) {
+bool is_constant(const Call& call) {
+  return call.route == Route::kEmpty || call.route == Route::kNan;
+}
+
+Handle constant(const Call& call) {
   Handle out = call.empty_output();
   check(aoti_torch_zero_(out.get()), "filling the output");
-  return out;
+  return call.route == Route::kNan ? times_nan(std::move(out)) : std::move(out);
 }
 
 Handle sdpa(Call& call) {
@@ -156,7 +160,7 @@ int64_t look_up(const Call& call, const Place& place) {
 
 Handle forward(Call& call) {
   call.inspect();
-  if (call.route == Route::kEmpty) return empty(call);
+  if (is_constant(call)) return constant(call);
   if (call.route == Route::kSdpa) return sdpa(call);
   const Place place = place_of(call);
   const int64_t id = look_up(call, place);
@@ -192,7 +196,7 @@ const Kernel& forced(const Call& call, int64_t id) {
 Handle run(Call& call, int64_t id) {
   call.inspect();
   const Kernel& kernel = forced(call, id);
-  if (call.route == Route::kEmpty) return empty(call);
+  if (is_constant(call)) return constant(call);
   const char* why = nullptr;
   if (kernel.vendor != nullptr) {
     why = kernel.vendor->refusal(call);
@@ -211,7 +215,7 @@ Handle run_with_lse(Call& call, int64_t id, Handle& lse) {
   const char* why = "it does not return the log-sum-exp";
   if (kernel.vendor != nullptr) refused(kernel, why);
   why = "there is nothing to compute";
-  if (call.route == Route::kEmpty) refused(kernel, why);
+  if (is_constant(call)) refused(kernel, why);
   Handle out = launch(call, kernel, place_of(call), &lse, why);
   if (!out) refused(kernel, why);
   return out;

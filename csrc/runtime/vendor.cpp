@@ -362,6 +362,11 @@ Handle run_sdpa(Call& call) {
   return call_op("aten::scaled_dot_product_attention", "", stack);
 }
 
+Handle times_nan(Handle tensor) {
+  uint64_t stack[] = {word(std::move(tensor)), word(scalar(std::nan("")))};
+  return call_op("aten::mul", "Tensor", stack);
+}
+
 const Vendor* find_vendor(const std::string& slug) {
   for (const Vendor& vendor : kVendors) {
     if (slug == vendor.slug) return &vendor;

@@ -22,4 +22,7 @@ const Vendor* find_vendor(const std::string& slug);
 // torch.sdpa, with is_causal and attn_mask merged where both are given. Takes the call's tensors.
 Handle run_sdpa(Call& call);
 
+// The tensor multiplied by NaN: the C ABI has no fill.
+Handle times_nan(Handle tensor);
+
 }  // namespace autofa::runtime

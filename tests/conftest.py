@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ import pytest
 from autofa import compiler, resources, settings
 from autofa.errors import ToolchainError
 from autofa.kernels.family import Domain, KernelFamily, Param
+from autofa.settings import Settings
 
 
 @pytest.fixture(scope="session")
@@ -139,5 +142,29 @@ def tiny_family(tmp_path: Path) -> Callable[..., KernelFamily]:
             declared["threads"] = lambda p, problem: 256
             declared["smem_bytes"] = lambda p, problem: 1024 * p.factor
         return KernelFamily(**{**declared, **fields})  # type: ignore[arg-type]
+
+    return make
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Settings:
+    """The environment's compilers, a cache of this test's own."""
+    return replace(settings.load(), cache_dir=tmp_path / "cache", max_jobs=2)
+
+
+@pytest.fixture
+def fake_cxx(tmp_path: Path, here: Settings) -> Callable[[str], Settings]:
+    """Settings with a C++ compiler that runs a shell text first. `$real` is the real command;
+    every compilation appends a line to `calls`."""
+
+    def make(text: str, version: str = "g++ (Fake) 13.2.0") -> Settings:
+        real = shlex.join(compiler.find("cpu", here).command)
+        script = tmp_path / "fake-g++"
+        script.write_text(
+            f"#!/bin/sh\nif [ \"$1\" = --version ]; then echo '{version}'; exit; fi\n"
+            f'real="{real}"\necho "$*" >>{tmp_path / "calls"}\n{text}\n'
+        )
+        script.chmod(0o755)
+        return replace(here, cxx=(str(script),))
 
     return make

@@ -22,56 +22,72 @@ from pathlib import Path
 from types import FrameType
 
 
-def main(path: str) -> None:
+class Compiler:
+    """The command being run, if it runs already, and why it was stopped."""
+
+    def __init__(self) -> None:
+        self.group: int | None = None
+        self.stopped = False
+        self.expired = False
+
+    def kill(self) -> None:
+        if self.group is not None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.group, signal.SIGKILL)
+
+    def expire(self) -> None:
+        self.expired = True
+        self.kill()
+
+    def stop(self, signum: int = 0, frame: FrameType | None = None) -> None:
+        self.stopped = True
+        self.kill()
+
+    def follow(self, alive: int) -> None:
+        """Stops when the building process closes its end of the pipe, or is gone."""
+        with contextlib.suppress(OSError):
+            os.read(alive, 1)
+            self.stop()
+
+
+def main(path: str) -> int:
     job = json.loads(Path(path).read_text())
+    compiler = Compiler()
+    # Before the start, so that no moment is left in which a stop would not reach the compiler.
+    signal.signal(signal.SIGTERM, compiler.stop)
+    signal.signal(signal.SIGINT, compiler.stop)
     started = time.monotonic()
     with Path(job["log"]).open("wb") as log:
-        compiler = subprocess.Popen(
+        process = subprocess.Popen(
             job["command"],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-    expired = threading.Event()
-
-    def kill() -> None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(compiler.pid, signal.SIGKILL)
-
-    def expire() -> None:
-        expired.set()
-        kill()
-
-    def stop(signum: int, frame: FrameType | None) -> None:
-        kill()
-        os._exit(1)
-
-    def follow() -> None:
-        with contextlib.suppress(OSError):
-            os.read(job["alive"], 1)  # returns when the building process closes it, or is gone
-            kill()
-            os._exit(1)
-
-    signal.signal(signal.SIGTERM, stop)
-    signal.signal(signal.SIGINT, stop)
-    timer = threading.Timer(job["timeout"], expire)
+    compiler.group = process.pid
+    if compiler.stopped:
+        compiler.kill()
+    timer = threading.Timer(job["timeout"], compiler.expire)
     timer.daemon = True
     timer.start()
-    threading.Thread(target=follow, daemon=True).start()
-    code = compiler.wait()
+    threading.Thread(target=compiler.follow, args=(job["alive"],), daemon=True).start()
+    code = process.wait()
     timer.cancel()
-    kill()  # what a compiler left running in its group
+    compiler.kill()  # what the compiler left running in its group
+    if compiler.stopped:
+        return 1
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     result = {
         "index": job["index"],
         "code": code,
-        "expired": expired.is_set(),
+        "expired": compiler.expired,
         "seconds": time.monotonic() - started,
         "cpu_seconds": used.ru_utime + used.ru_stime,
     }
     print(json.dumps(result), flush=True)
+    return 0
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    sys.exit(main(sys.argv[1]))

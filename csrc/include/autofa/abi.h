@@ -45,8 +45,8 @@ typedef struct autofa_params {
   const void* k;         // (batch, heads_kv, seqlen_k, head_dim)
   const void* v;         // (batch, heads_kv, seqlen_k, head_dim_v)
   const void* attn_mask;
-  void* out;        // (batch, heads_q, seqlen_q, head_dim_v)
-  float* lse;       // null, or (batch, heads_q, seqlen_q) contiguous: natural log, -inf on empty rows
+  void* out;   // (batch, heads_q, seqlen_q, head_dim_v)
+  float* lse;  // null, or (batch, heads_q, seqlen_q) contiguous: natural log, -inf on empty rows
   void* workspace;  // autofa_workspace_bytes() bytes, 256-byte aligned, or null if that is 0
   int64_t batch;
   int64_t heads_q;
@@ -55,7 +55,7 @@ typedef struct autofa_params {
   int64_t seqlen_k;
   int64_t head_dim;
   int64_t head_dim_v;
-  int64_t q_strides[3];     // batch, head, row
+  int64_t q_strides[3];  // batch, head, row
   int64_t k_strides[3];
   int64_t v_strides[3];
   int64_t out_strides[3];

@@ -1,6 +1,6 @@
-// Turns a family's Kernel<Params> into the library described by abi.h. Used by generated stubs only.
+// Turns a family's Kernel<Params> into the library described by abi.h. Only for generated stubs.
 //
-// `Params` is a struct of named constants (`static constexpr int block_m = 64; ...`), so no template
+// `Params` is a struct of named constants (`static constexpr int block_m = 64; ...`): no template
 // argument is ever passed by position. A family provides, in namespace autofa::<folder>,
 //   template <class Params> struct Kernel {
 //     static constexpr int threads, smem_bytes;   // 0 on CPU

@@ -86,13 +86,8 @@ struct Kernel {
     if (!serves(call)) return AUTOFA_REFUSED;
     const int64_t blocks = BlockWork::count(call, C::block_m);
     if (blocks == 0) return AUTOFA_OK;
-    static SharedMemoryOptIn opt_in;
-    const auto* entry = reinterpret_cast<const void*>(&forward<Params>);
-    const cudaError_t error = opt_in.request(entry, C::smem_bytes, call.device_index);
-    if (error != cudaSuccess) return static_cast<int32_t>(error);
-    forward<Params><<<static_cast<unsigned>(blocks), C::threads, C::smem_bytes,
-                      static_cast<cudaStream_t>(stream)>>>(call);
-    return static_cast<int32_t>(cudaGetLastError());
+    static KernelLauncher launcher(&forward<Params>);
+    return launcher.run(call, blocks, C::threads, C::smem_bytes, stream);
   }
 
  private:

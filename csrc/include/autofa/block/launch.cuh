@@ -21,22 +21,39 @@ inline bool rows_aligned(const void* tensor, const int64_t (&strides)[3], int64_
   return reinterpret_cast<uintptr_t>(tensor) % 16 == 0;
 }
 
-// Lets `kernel` use `bytes` of dynamic shared memory on the current device: once per device, from
-// any number of threads (repeating it is harmless). Not a stream operation, so legal under capture.
-class SharedMemoryOptIn {
+// Launches one kernel, of which dynamic shared memory beyond 48 KB is asked for once per device.
+// Safe from any number of threads, and under stream capture: nothing here waits for the device.
+class KernelLauncher {
  public:
-  cudaError_t request(const void* kernel, int bytes, int device) {
+  explicit KernelLauncher(void (*kernel)(autofa_params))
+      : entry_(reinterpret_cast<void*>(kernel)) {}
+
+  // On the current device, which is call.device_index. Returns what autofa_launch returns.
+  int32_t run(const autofa_params& call, int64_t blocks, int threads, int smem_bytes,
+              void* stream) {
+    cudaError_t error = opt_in(smem_bytes, call.device_index);
+    if (error == cudaSuccess) {
+      void* arguments[] = {const_cast<autofa_params*>(&call)};
+      error = cudaLaunchKernel(entry_, dim3{static_cast<unsigned>(blocks), 1, 1},
+                               dim3{static_cast<unsigned>(threads), 1, 1}, arguments,
+                               static_cast<size_t>(smem_bytes), static_cast<cudaStream_t>(stream));
+    }
+    if (error != cudaSuccess) cudaGetLastError();  // else a later, innocent call would find it
+    return static_cast<int32_t>(error);
+  }
+
+ private:
+  cudaError_t opt_in(int bytes, int device) {
     if (bytes <= 48 * 1024) return cudaSuccess;
-    const bool known = device >= 0 && device < 64;
-    const uint64_t bit = known ? uint64_t{1} << device : 0;
+    const uint64_t bit = device >= 0 && device < 64 ? uint64_t{1} << device : 0;
     if (granted_.load(std::memory_order_acquire) & bit) return cudaSuccess;
     const cudaError_t error =
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+        cudaFuncSetAttribute(entry_, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
     if (error == cudaSuccess) granted_.fetch_or(bit, std::memory_order_release);
     return error;
   }
 
- private:
+  const void* entry_;
   std::atomic<uint64_t> granted_{0};
 };
 

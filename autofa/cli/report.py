@@ -1,0 +1,118 @@
+"""`autofa report`: the leaderboard of a device."""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from pathlib import Path
+
+import click
+
+from autofa import compiler
+from autofa.cli.options import database_of, db_option, format_option, mode_option, read_settings
+from autofa.device import DeviceKey
+from autofa.errors import StoreUnwritableError, ToolchainError, UsageError, explain_bad
+from autofa.kernels import REGISTRY
+from autofa.problem import MASKS, Problem, parse_shape
+from autofa.reporting.leaderboard import leaderboard, stale_count
+from autofa.reporting.tables import fit, render
+from autofa.settings import Settings
+from autofa.store.ranking import validity
+from autofa.store.repository import Repository
+from autofa.store.rows import Provenance
+
+
+def _chosen(named: str | None, stored: list[DeviceKey]) -> list[DeviceKey]:
+    """The devices to report: all of that name, or the ones of this machine."""
+    if named is not None:
+        found = [key for key in stored if named in (key.name, str(key))]
+        if not found and stored:
+            names = ", ".join(sorted({key.name for key in stored}))
+            raise UsageError(explain_bad("--device", named, names, "name one of these"))
+        return found
+    from autofa.runtime import devices
+
+    places = [devices.find_device(None), devices.find_device("cpu")]
+    here = {devices.device_key(place): None for place in places}
+    return [key for key in here if key in stored]
+
+
+def _today(key: DeviceKey, settings: Settings) -> Provenance | None:
+    """What a measurement made now would be made with; None for a device that is not here."""
+    from autofa.bench.environment import provenance
+    from autofa.runtime import devices
+
+    place = devices.find_device("cpu" if key.kind == "cpu" else None)
+    if devices.device_key(place) != key:
+        return None
+    try:
+        version = compiler.find(key.kind, settings).version
+    except ToolchainError:
+        version = ""
+    return provenance(place, version)
+
+
+def _problems(shape: str | None, kind: str) -> list[Problem]:
+    if shape is None:
+        return []
+    return [
+        parse_shape(shape, dtype=dtype, mask=mask, device=kind)
+        for dtype in ("f32", "f16", "bf16")
+        for mask in MASKS
+    ]
+
+
+@click.command()
+@click.option("--device", metavar="NAME", help="A device of the database (default: this machine).")
+@click.option("--shape", metavar="B,H,N,D", help="Only this shape's bucket.")
+@mode_option
+@click.option("--top", type=click.IntRange(min=1), help="At most this many kernels per shape.")
+@click.option("--all", "everything", is_flag=True, help="Failed and outdated measurements too.")
+@format_option()
+@click.option("--output", type=click.Path(dir_okay=False, path_type=Path), help="Write it there.")
+@db_option
+def report(
+    device: str | None,
+    shape: str | None,
+    mode: str,
+    top: int | None,
+    everything: bool,
+    form: str,
+    output: Path | None,
+    db: str | None,
+) -> None:
+    """Print the leaderboard: per shape, every kernel measured, best first."""
+    settings = read_settings()
+    _problems(shape, "cpu")  # a malformed shape is found before the database is opened
+    entries = []
+    stale = 0
+    with Repository.open(database_of(settings, db), write=False) as repository:
+        for key in _chosen(device, repository.devices()):
+            rows = repository.rows(device=key)
+            holds = partial(
+                validity,
+                registry=REGISTRY,
+                fingerprint_of=compiler.fingerprint,
+                today=_today(key, settings),
+            )
+            entries += leaderboard(
+                rows,
+                mode,
+                REGISTRY,
+                holds,
+                top=top,
+                everything=everything,
+                problems=_problems(shape, key.kind),
+            )
+            stale += 0 if everything else stale_count(rows, holds)
+    text = render(entries, form, mode=mode, stale=stale)
+    if output is None:
+        click.echo(fit(text, sys.stdout.encoding), nl=False)
+        return
+    try:
+        output.write_text(text, encoding="utf-8", newline="")
+    except OSError as error:
+        do = f"name another file ({error.strerror})"
+        raise StoreUnwritableError(
+            explain_bad("--output", str(output), "a writable file", do)
+        ) from None

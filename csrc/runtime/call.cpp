@@ -16,21 +16,6 @@ const Codes codes{aoti_torch_dtype_float32(),   aoti_torch_dtype_float16(),
 
 namespace {
 
-void read(Tensor& tensor) {
-  AtenTensorHandle handle = tensor.handle.get();
-  int64_t* sizes;
-  int64_t* strides;
-  check(aoti_torch_get_dim(handle, &tensor.rank), "reading a rank");
-  check(aoti_torch_get_sizes(handle, &sizes), "reading sizes");
-  check(aoti_torch_get_strides(handle, &strides), "reading strides");
-  check(torch_get_const_data_ptr(handle, &tensor.data), "reading an address");
-  check(aoti_torch_get_dtype(handle, &tensor.dtype), "reading a dtype");
-  check(aoti_torch_get_device_type(handle, &tensor.device_type), "reading a device");
-  check(aoti_torch_get_device_index(handle, &tensor.device_index), "reading a device");
-  tensor.sizes = sizes;
-  tensor.strides = strides;
-}
-
 // 2 bytes for everything but f32: only own dtypes come here.
 int64_t element_bytes(int32_t dtype) { return dtype == AUTOFA_F32 ? 4 : 2; }
 
@@ -68,6 +53,21 @@ bool dense_rows(const Tensor& tensor) {
 
 }  // namespace
 
+void Tensor::read() {
+  const AtenTensorHandle tensor = handle.get();
+  int64_t* size;
+  int64_t* stride;
+  check(aoti_torch_get_dim(tensor, &rank), "reading a rank");
+  check(aoti_torch_get_sizes(tensor, &size), "reading sizes");
+  check(aoti_torch_get_strides(tensor, &stride), "reading strides");
+  check(torch_get_const_data_ptr(tensor, &data), "reading an address");
+  check(aoti_torch_get_dtype(tensor, &dtype), "reading a dtype");
+  check(aoti_torch_get_device_type(tensor, &device_type), "reading a device");
+  check(aoti_torch_get_device_index(tensor, &device_index), "reading a device");
+  sizes = size;
+  strides = stride;
+}
+
 std::ostream& operator<<(std::ostream& text, const Tensor& tensor) {
   text << '(';
   for (int64_t i = 0; i < tensor.rank; ++i) text << (i ? ", " : "") << tensor.sizes[i];
@@ -102,10 +102,10 @@ Call::Call(uint64_t* stack) {
 }
 
 void Call::inspect() {
-  read(q);
-  read(k);
-  read(v);
-  if (has_mask) read(mask);
+  q.read();
+  k.read();
+  v.read();
+  if (has_mask) mask.read();
   require(q.dtype == k.dtype && q.dtype == v.dtype,
           "dtype: got query, key and value of different dtypes; supported: one dtype for "
           "all three; cast them to one");

@@ -19,6 +19,7 @@ constexpr int kMaxRank = 16;
 
 struct Tensor {
   Handle handle;
+  void read();                     // fills what follows from the handle
   const int64_t* sizes = nullptr;  // borrowed from the tensor
   const int64_t* strides = nullptr;
   const void* data = nullptr;

@@ -135,7 +135,7 @@ Handle constant(const Call& call) {
 
 Handle sdpa(Call& call) {
   count(AUTOFA_COUNT_VENDOR);
-  return call.with_output_strides(run_sdpa(call));
+  return run_vendor(*kernel_of(kSdpaId)->vendor, call);
 }
 
 Handle fall_back(Call& call) {
@@ -169,7 +169,7 @@ Handle forward(Call& call) {
   if (kernel.vendor != nullptr) {
     if (kernel.vendor->refusal(call) != nullptr) return fall_back(call);
     count(AUTOFA_COUNT_VENDOR);
-    return call.with_output_strides(kernel.vendor->run(call));
+    return run_vendor(*kernel.vendor, call);
   }
   const char* why = nullptr;
   Handle out = launch(call, kernel, place, nullptr, why);
@@ -202,7 +202,7 @@ Handle run(Call& call, int64_t id) {
     why = kernel.vendor->refusal(call);
     if (why != nullptr) refused(kernel, why);
     count(AUTOFA_COUNT_VENDOR);
-    return call.with_output_strides(kernel.vendor->run(call));
+    return run_vendor(*kernel.vendor, call);
   }
   Handle out = launch(call, kernel, place_of(call), nullptr, why);
   if (!out) refused(kernel, why);

@@ -336,16 +336,7 @@ Handle run_unfused(Call& call) {
   return view(out.get(), call.q.rank, call.out_sizes, strides + (4 - call.q.rank));
 }
 
-constexpr Vendor kVendors[] = {
-    {"torch.sdpa", no_refusal, run_sdpa},
-    {"torch.flash", flash_refusal, run_flash},
-    {"torch.efficient", efficient_refusal, run_efficient},
-    {"torch.cudnn", cudnn_refusal, run_cudnn},
-    {"torch.unfused", upper_left, run_unfused},
-};
-
-}  // namespace
-
+// SDPA itself; is_causal and attn_mask merged where both are given, since its backends differ.
 Handle run_sdpa(Call& call) {
   const bool merge = call.causal && (call.has_mask || call.lower_right);
   const bool masked = merge || call.has_mask;
@@ -360,6 +351,32 @@ Handle run_sdpa(Call& call) {
                       call.has_scale ? optional_word(call.scale) : kNone,
                       word(call.gqa)};
   return call_op("aten::scaled_dot_product_attention", "", stack);
+}
+
+constexpr Vendor kVendors[] = {
+    {"torch.sdpa", no_refusal, run_sdpa},
+    {"torch.flash", flash_refusal, run_flash},
+    {"torch.efficient", efficient_refusal, run_efficient},
+    {"torch.cudnn", cudnn_refusal, run_cudnn},
+    {"torch.unfused", upper_left, run_unfused},
+};
+
+// torch's fused kernels mask before they scale and take the largest unscaled score as the largest:
+// with a scale of 0 or less their causal rows are NaN (seen with torch 2.13 on CPU, SDPA included)
+// and large scores overflow. The sign goes into the query instead.
+void make_scale_positive(Call& call) {
+  if (call.scale > 0 || !call.has_scale) return;
+  uint64_t stack[] = {word(std::move(call.q.handle)), word(scalar(call.scale < 0 ? -1 : 0))};
+  call.q.handle = call_op("aten::mul", "Tensor", stack);
+  call.q.read();
+  call.scale = call.scale < 0 ? -call.scale : 1;
+}
+
+}  // namespace
+
+Handle run_vendor(const Vendor& vendor, Call& call) {
+  make_scale_positive(call);
+  return call.with_output_strides(vendor.launch(call));
 }
 
 Handle times_nan(Handle tensor) {

@@ -13,14 +13,14 @@ struct Vendor {
   // causal square is exactly square, for example. Dtypes and head dims are the declaration's.
   const char* (*refusal)(const Call&);
   // The output in whatever strides the kernel gives. May take tensors out of the call.
-  Handle (*run)(Call&);
+  Handle (*launch)(Call&);
 };
 
 // Null if unknown, or if this torch has not the function.
 const Vendor* find_vendor(const std::string& slug);
 
-// torch.sdpa, with is_causal and attn_mask merged where both are given. Takes the call's tensors.
-Handle run_sdpa(Call& call);
+// The output in the strides that every kernel gives. May take tensors out of the call.
+Handle run_vendor(const Vendor& vendor, Call& call);
 
 // The tensor multiplied by NaN: the C ABI has no fill.
 Handle times_nan(Handle tensor);

@@ -199,7 +199,7 @@ class BucketRun:
                     build.variant.slug, build.status, build.message, seconds=build.seconds
                 )
                 self._fail(build.variant, failed)
-        entrants = []
+        entrants: list[Entrant] = []
         for candidate in candidates:
             slug = candidate.slug
             if hurry and entrants and self._late:
@@ -224,18 +224,21 @@ class BucketRun:
         timed = self._lab.measurer.time(entrants, self._problem, plan)
         run = uuid.uuid4().hex
         outcomes = {outcome.slug: outcome for outcome in timed.outcomes}
-        rows = [
-            record(
+        rows = []
+        for candidate in (entrant.candidate for entrant in entrants):
+            outcome = outcomes[candidate.slug]
+            if outcome.ok and outcome.timing is None:
+                continue  # the time was over before its first turn
+            made = record(
                 self._lab,
                 self._problem,
-                entrant.candidate,
-                outcomes[entrant.candidate.slug],
+                candidate,
+                outcome,
                 run=run,
-                error=self._checked[entrant.candidate.slug],
+                error=self._checked[candidate.slug],
                 conditions=timed.conditions,
             )
-            for entrant in entrants
-        ]
+            rows.append(made)
         self._keep(rows, final=final)
 
     def _fail(self, candidate: Candidate, outcome: Outcome) -> None:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from autofa import compiler
 from autofa.bench import environment
-from autofa.bench.client import Worker
+from autofa.bench.client import Worker, WorkerOptions
 from autofa.errors import ToolchainError
 from autofa.runtime import devices
 from autofa.tuning.building import Builder
@@ -20,8 +20,11 @@ _SPARE_CORES = 2
 
 
 @contextmanager
-def open_lab(request: TuneRequest) -> Iterator[Lab]:
+def open_lab(request: TuneRequest, options: WorkerOptions | None = None) -> Iterator[Lab]:
     """The real thing. The worker starts with its first use, and ends with the context.
+
+    Args:
+        options: time and memory limits of the worker.
 
     Raises:
         DeviceError: the device is not there.
@@ -39,7 +42,7 @@ def open_lab(request: TuneRequest) -> Iterator[Lab]:
     except ToolchainError as error:
         version = ""
         builder.problem = str(error)
-    worker = Worker(str(device), limits)
+    worker = Worker(str(device), limits, options)
     try:
         yield Lab(
             device=devices.device_key(device),

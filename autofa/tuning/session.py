@@ -63,6 +63,13 @@ class _Session:
         self.rows = repository.rows(device=lab.device)
         self.hints.learn(self._valid(self.rows))
         self.unbuildable = False
+        self.told = False
+
+    def tell_problem(self) -> None:
+        """Says once why nothing can be compiled, whenever that shows."""
+        if self.lab.builder.problem and not self.told:
+            self.told = True
+            self.emit(Notice(self.lab.builder.problem))
 
     def _valid(self, rows: Sequence[Row]) -> list[Row]:
         registry, fingerprint = self.request.registry, self.lab.fingerprint
@@ -148,6 +155,7 @@ class _Session:
             result = run.result(stopped=stopped)
             self.results[problem] = result
             self.unbuildable |= bool(plan.unbuildable)
+            self.tell_problem()
             new = list(run.new_rows)
             self.failures.update(row.status for row in new if row.status != "ok")
             if not stopped:
@@ -205,8 +213,7 @@ def tune(
         if repository.moved_aside is not None:
             on_event(Notice(f"{repository.where} was damaged: moved to {repository.moved_aside}"))
         session = _Session(request, lab, repository, on_event, control)
-        if lab.builder.problem:
-            on_event(Notice(lab.builder.problem))
+        session.tell_problem()
         try:
             with Claims(request.db) as claims:
                 session.run(claims)

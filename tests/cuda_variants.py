@@ -1,0 +1,187 @@
+"""What the tests of CUDA families share: variants on the CPU emulator, cases, and the reference.
+
+A case lies in buffers of NaN, so that a read past the tail or between the rows shows; the output is
+NaN before the call, and so is all around it afterwards.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from autofa import compiler, settings
+from autofa.compiler.render import identity, stub
+from autofa.kernels.family import Variant
+from autofa.resources import csrc_dir
+from autofa.runtime import abi
+
+EMULATOR = Path(__file__).parent / "cuda_emulator"
+TORCH = {"f16": torch.float16, "bf16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call: sizes, where rows lie (`bhnd`, `bnhd`, `gaps`), and what is odd about it."""
+
+    name: str
+    heads_q: int
+    heads_kv: int
+    seqlen_q: int
+    seqlen_k: int
+    layout: str = "bhnd"
+    scale: float = 0.125
+    batch: int = 1
+    spoiled: bool = False  # infinities and NaNs among the last keys and values
+    growing: bool = False  # scores that grow along the keys, so that rows are rescaled often
+
+
+CASES = (
+    Case("one key", 1, 1, 1, 1),
+    Case("whole tiles", 2, 2, 128, 128),
+    Case("ragged", 2, 2, 150, 77, layout="bnhd", batch=2),
+    Case("more keys", 2, 1, 40, 210, layout="gaps"),
+    Case("more queries", 2, 2, 210, 40),
+    Case("no keys", 1, 1, 70, 0),
+    Case("negative scale", 1, 1, 70, 150, scale=-1.5),
+    Case("zero scale", 1, 1, 70, 150, scale=0.0),
+    Case("growing scores", 1, 1, 33, 300, growing=True),
+    Case("spoiled values", 2, 1, 130, 170, spoiled=True),
+)
+
+
+def emulated(variant: Variant, folder: Path) -> ctypes.CDLL:
+    """The variant compiled for the emulator."""
+    root = variant.family.root or csrc_dir()
+    source, library = folder / f"{variant.slug}.cpp", folder / f"{variant.slug}.so"
+    memory = f"EMULATE_SHARED_MEMORY(autofa::{variant.family.folder})\n"
+    source.write_text(identity(variant.slug, "", "emulator", "") + stub(variant) + memory)
+    command = compiler.find("cpu", settings.load()).command
+    flags = ("-std=c++17", "-O2", "-shared", "-fPIC", "-fvisibility=hidden", "-w")
+    includes = [f"-I{place}" for place in (EMULATOR, root, root / "include")]
+    subprocess.run([*command, *flags, *includes, str(source), "-o", str(library)], check=True)
+    return load(library)
+
+
+def load(library: Path) -> ctypes.CDLL:
+    return ctypes.CDLL(str(library))
+
+
+def _strides(tensor: torch.Tensor) -> ctypes.Array[ctypes.c_int64]:
+    return (ctypes.c_int64 * 3)(*tensor.stride()[:3])
+
+
+def launch(
+    library: ctypes.CDLL,
+    mask: str,
+    tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor],
+    lse: torch.Tensor | None = None,
+    scale: float = 0.125,
+) -> int:
+    """Calls `autofa_launch` on query, key, value and output; what it returned."""
+    q, k, v, out = tensors
+    dtype = next(name for name, known in TORCH.items() if known == q.dtype)
+    params = abi.Params(
+        struct_bytes=ctypes.sizeof(abi.Params),
+        dtype=abi.DTYPE_CODES[dtype],
+        causal=abi.CAUSAL_CODES[mask],
+        device_index=q.device.index if q.is_cuda else -1,
+        q=q.data_ptr(),
+        k=k.data_ptr(),
+        v=v.data_ptr(),
+        out=out.data_ptr(),
+        lse=lse.data_ptr() if lse is not None else None,
+        batch=q.shape[0],
+        heads_q=q.shape[1],
+        heads_kv=k.shape[1],
+        seqlen_q=q.shape[2],
+        seqlen_k=k.shape[2],
+        head_dim=q.shape[3],
+        head_dim_v=v.shape[3],
+        q_strides=_strides(q),
+        k_strides=_strides(k),
+        v_strides=_strides(v),
+        out_strides=_strides(out),
+        scale=scale,
+    )
+    stream = torch.cuda.current_stream().cuda_stream if q.is_cuda else None
+    call = library.autofa_launch
+    call.argtypes = (ctypes.c_void_p,) * 3
+    code = int(call(ctypes.addressof(params), ctypes.addressof(abi.Executor()), stream))
+    if q.is_cuda:
+        torch.cuda.synchronize()
+    return code
+
+
+def _in_nan(
+    shape: tuple[int, int, int, int], layout: str, dtype: torch.dtype, device: str
+) -> tuple[torch.Tensor, Callable[[torch.Tensor], torch.Tensor]]:
+    """A buffer of NaN, and the function that views the tensor of `shape` in one like it."""
+    batch, heads, rows, dim = shape
+    views: dict[str, tuple[tuple[int, ...], Callable[[torch.Tensor], torch.Tensor]]] = {
+        "bhnd": ((batch, heads, rows + 64, dim), lambda b: b[:, :, :rows]),
+        "bnhd": ((batch, rows + 64, heads, dim), lambda b: b[:, :rows].transpose(1, 2)),
+        "gaps": ((batch, heads, rows + 64, dim + 24), lambda b: b[:, :, :rows, 8 : 8 + dim]),
+    }
+    size, view = views[layout]
+    return torch.full(size, math.nan, dtype=dtype, device=device), view
+
+
+def reference(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: str, scale: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Output and log-sum-exp in float64; what a row does not see adds nothing, NaN included."""
+    group = q.shape[1] // k.shape[1]
+    k, v = (x.double().repeat_interleave(group, 1) for x in (k, v))
+    rows, keys = q.shape[2], k.shape[2]
+    shift = {"none": keys, "causal": 0, "causal_lower_right": keys - rows}[mask]
+    where = torch.arange(keys, device=q.device)[None] - torch.arange(rows, device=q.device)[:, None]
+    scores = (q.double() @ k.mT * scale).masked_fill(where > shift, -math.inf)
+    lse = torch.logsumexp(scores, -1) if keys else scores.new_full(q.shape[:3], -math.inf)
+    weights = torch.exp(scores - lse.masked_fill(lse == -math.inf, 0.0)[..., None])
+    spoiled = (weights > 0).double() @ (~v.isfinite()).double() > 0
+    out = weights @ torch.nan_to_num(v, nan=0.0, posinf=0.0, neginf=0.0)
+    return out.masked_fill(spoiled, math.nan), lse
+
+
+def check(library: ctypes.CDLL, variant: Variant, case: Case, device: str = "cpu") -> None:
+    """Runs one case of the variant and compares everything that it wrote, and did not write."""
+    assert variant.dtype is not None
+    assert variant.head_dim is not None
+    assert variant.mask is not None
+    dtype = TORCH[variant.dtype]
+    torch.manual_seed(len(case.name))
+    q_shape = (case.batch, case.heads_q, case.seqlen_q, variant.head_dim)
+    kv_shape = (case.batch, case.heads_kv, case.seqlen_k, variant.head_dim)
+    inputs = []
+    for shape in (q_shape, kv_shape, kv_shape):
+        buffer, view = _in_nan(shape, case.layout, dtype, device)
+        view(buffer).copy_(torch.randn(shape))
+        inputs.append(view(buffer))
+    q, k, v = inputs
+    if case.growing:
+        k *= torch.linspace(0.1, 20, case.seqlen_k, dtype=dtype, device=device)[:, None]
+    if case.spoiled:
+        v[:, :, case.seqlen_k // 2, 5] = math.inf
+        v[:, :, case.seqlen_k * 2 // 3 :, ::3] = math.nan
+    buffer, view = _in_nan(q_shape, case.layout, dtype, device)
+    lse = torch.full(q_shape[:3], math.nan, device=device)
+
+    assert launch(library, variant.mask, (q, k, v, view(buffer)), lse, case.scale) == abi.OK
+
+    out = view(buffer).double()
+    want, want_lse = reference(q, k, v, variant.mask, case.scale)
+    assert torch.equal(out.isfinite(), want.isfinite())
+    # One rounding of the weights and one of the output, each half a unit in the last place.
+    unit = 2.0 ** -(10 if variant.dtype == "f16" else 7)
+    largest = torch.nan_to_num(want).abs().amax().item() if want.numel() else 0.0
+    error = torch.nan_to_num(out - want, nan=0.0, posinf=0.0, neginf=0.0).abs().amax().item()
+    assert error <= unit * max(largest, 0.25)
+    torch.testing.assert_close(lse.double(), want_lse, rtol=2e-5, atol=2e-5)
+    view(buffer).fill_(0)
+    assert buffer.isnan().sum() == buffer.numel() - out.numel()

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import tempfile
 from dataclasses import replace
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from autofa.device import DeviceKey
 from autofa.problem import Problem
+from autofa.store.repository import Repository
 from autofa.store.rows import Provenance, Row
 
 H200 = DeviceKey("cuda", "NVIDIA H200", "sm_90", 132, 140)
@@ -59,4 +63,23 @@ def make_row(slug: str = "torch.sdpa", ms: float | None = 1.0, **fields: Any) ->
 
 
 def failed(slug: str, status: str = "crashed", **fields: Any) -> Row:
-    return make_row(slug, None, status=status, message=f"it {status}", samples=0, **fields)
+    """A row of a candidate that was not measured, and why."""
+    return make_row(slug, None, **{"message": f"it {status}", **fields}, status=status, samples=0)
+
+
+@cache
+def _empty_database() -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "autofa.db"
+        Repository.open(path, write=True).close()
+        return path.read_bytes()
+
+
+def fill(path: Path, *rows: Row) -> Path:
+    """A database with these rows; its tables are copied, which is faster than migrating."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if not path.exists():
+        path.write_bytes(_empty_database())
+    with Repository.open(path, write=True) as repository:
+        repository.add(rows)
+    return path

@@ -28,9 +28,9 @@ def check_writable(path: Path) -> None:
         StoreUnwritableError: the file cannot be written or made.
     """
     folder = path.absolute().parent
-    if path.is_dir():
-        raise unwritable(path, "a directory")
     try:
+        if path.is_dir():
+            raise unwritable(path, "a directory")
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise unwritable(path, f"{folder}: {error.strerror}") from error

@@ -88,7 +88,7 @@ class Ranked:
             has no time there.
         tied: nothing in the bucket is faster by more than the noise.
         beats_sdpa: faster than plain SDPA by more than the noise. False for plain SDPA; True for
-            all where SDPA has no time or failed. If it is False for rank 1, use plain SDPA.
+            all where SDPA has no time. If it is False for rank 1, use plain SDPA.
         rows: the newest row per shape, ordered by shape.
     """
 
@@ -175,11 +175,10 @@ def rank(rows: Sequence[Row], mode: str, registry: Registry) -> list[Ranked]:
     tied = {score.slug for score in scores if score.high >= best_low}
     baseline = _Score(BASELINE, 0.0, SPREAD_FLOOR, ())
     baseline = next((score for score in scores if score.slug == BASELINE), baseline)
-    no_baseline = not with_baseline or BASELINE in failed
     beats = {
         score.slug
         for score in scores
-        if score.slug != BASELINE and (no_baseline or score.low > baseline.high)
+        if score.slug != BASELINE and (not with_baseline or score.low > baseline.high)
     }
     contenders = (tied & beats) if BASELINE not in tied else tied
     winner = min(contenders or tied, key=registry.simplicity)

@@ -1,0 +1,380 @@
+"""The database file among other processes and accidents: locks, permissions, damage, versions."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sqlite3
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from store_samples import H200, fill, make_row
+
+from autofa.errors import StoreCorruptError, StoreError, StoreTooNewError, StoreUnwritableError
+from autofa.store import files, reader
+from autofa.store.repository import Repository
+
+PROCESSES = multiprocessing.get_context("fork")
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "folder" / "autofa.db"
+
+
+@pytest.fixture
+def filled(path: Path) -> Path:
+    return fill(path, make_row())
+
+
+def in_processes(count: int, work: Callable[[int], None]) -> list[str]:
+    """Runs `work(i)` in that many processes that start together; returns what they raised."""
+    barrier = PROCESSES.Barrier(count)
+    results: Any = PROCESSES.SimpleQueue()
+
+    def run(number: int) -> None:
+        barrier.wait(30)
+        try:
+            work(number)
+            results.put("")
+        except BaseException as error:
+            results.put(f"{type(error).__name__}: {error}")
+
+    children = [PROCESSES.Process(target=run, args=(number,)) for number in range(count)]
+    for child in children:
+        child.start()
+    found = [results.get() for _ in children]
+    for child in children:
+        child.join(30)
+        assert child.exitcode == 0
+    return [text for text in found if text]
+
+
+def without_rights(work: Callable[[], None]) -> None:
+    """Runs `work` as a user who may write nothing of root's, in a process of its own."""
+    if os.getuid() != 0:
+        work()
+        return
+
+    def drop_and_work(number: int) -> None:
+        os.setgroups([])
+        os.setgid(65534)
+        os.setuid(65534)
+        work()
+
+    assert in_processes(1, drop_and_work) == []
+
+
+@pytest.fixture
+def public(tmp_path: Path) -> Iterator[Path]:
+    """A folder that other users may enter, which those of pytest are not."""
+    with tempfile.TemporaryDirectory(prefix="autofa-test-") as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        yield folder
+        for part in folder.rglob("*"):
+            part.chmod(0o755)
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {p.name: p.read_bytes() for p in folder.iterdir() if p.is_file()}
+
+
+def test_many_processes_may_create_the_database(tmp_path: Path) -> None:
+    for attempt in range(3):
+        path = tmp_path / f"round {attempt}" / "autofa.db"
+
+        def work(number: int, path: Path = path) -> None:
+            with Repository.open(path, write=True) as repository:
+                repository.add([make_row("torch.sdpa"), make_row(f"test.kernel-{number}")])
+
+        assert in_processes(8, work) == []
+        assert len(reader.read(path, H200)) == 9
+
+
+def test_threads_may_create_and_share_a_database(path: Path) -> None:
+    errors: list[BaseException] = []
+
+    def work(number: int) -> None:
+        try:
+            with Repository.open(path, write=True) as repository:
+                repository.add([make_row(f"test.kernel-{number}")])
+                assert make_row(f"test.kernel-{number}") in repository.rows()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    assert len(reader.read(path, H200)) == 6
+
+
+@pytest.mark.parametrize("journal", ["wal", "delete"])
+def test_readers_do_not_wait_for_a_writer(filled: Path, journal: str) -> None:
+    with closing(sqlite3.connect(filled, isolation_level=None)) as writer:
+        assert writer.execute(f"PRAGMA journal_mode = {journal}").fetchone() == (journal,)
+        writer.execute("BEGIN IMMEDIATE")
+        writer.execute("UPDATE autofa_device SET units = 1")
+        start = time.monotonic()
+        assert reader.read(filled, H200) == [make_row()]
+        with Repository.open(filled, write=False) as repository:
+            assert repository.rows() == [make_row()]
+        # So is opening for writing: a tune that finds everything measured needs no lock.
+        with Repository.open(filled, write=True) as repository:
+            assert repository.rows() == [make_row()]
+        assert time.monotonic() - start < 1
+        writer.execute("ROLLBACK")
+
+
+def test_a_writer_waits_and_then_says_so(filled: Path) -> None:
+    with closing(sqlite3.connect(filled, isolation_level=None, check_same_thread=False)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with (
+            Repository.open(filled, write=True, timeout=0.1) as repository,
+            pytest.raises(StoreError, match="a lock held by another"),
+        ):
+            repository.add([make_row("torch.flash")])
+        release = threading.Timer(0.2, lambda: other.execute("ROLLBACK"))
+        release.start()
+        with Repository.open(filled, write=True, timeout=20) as repository:
+            assert repository.add([make_row("torch.flash")]) == 1
+        release.join()
+
+
+def test_reading_never_makes_a_file(path: Path) -> None:
+    with Repository.open(path, write=False) as repository:
+        assert repository.rows() == repository.devices() == []
+    assert reader.read(path, H200) == []
+    assert not path.parent.exists()
+    path.parent.mkdir()
+    path.touch()
+    with Repository.open(path, write=False) as repository:
+        assert repository.rows() == []
+    assert reader.read(path, H200) == []
+    assert content(path.parent) == {"autofa.db": b""}
+
+
+def test_an_empty_file_is_an_empty_database(path: Path) -> None:
+    path.parent.mkdir()
+    path.touch()
+    with Repository.open(path, write=True) as repository:
+        assert repository.moved_aside is None
+        assert repository.add([make_row()]) == 1
+
+
+def test_a_database_without_rows_has_none(path: Path) -> None:
+    Repository.open(path, write=True).close()
+    assert reader.read(path, H200) == []
+    with Repository.open(path, write=False) as repository:
+        assert repository.rows() == repository.devices() == []
+
+
+@pytest.mark.parametrize("journal", ["wal", "delete"])
+def test_a_read_only_folder_can_be_read_and_says_it_cannot_be_written(
+    public: Path, journal: str
+) -> None:
+    path = fill(public / "folder" / "autofa.db", make_row())
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute(f"PRAGMA journal_mode = {journal}")
+    before = content(path.parent)
+    assert set(before) == {"autofa.db"}
+    path.chmod(0o444)
+    path.parent.chmod(0o555)
+
+    def work() -> None:
+        assert reader.read(path, H200) == [make_row()]
+        with Repository.open(path, write=False) as repository:
+            assert repository.rows() == [make_row()]
+        with pytest.raises(StoreUnwritableError, match=r"got .*folder.*; supported: .*--db"):
+            Repository.open(path, write=True)
+
+    without_rights(work)
+    assert content(path.parent) == before
+
+
+def test_places_that_cannot_be_written_are_found_out_at_once(public: Path) -> None:
+    (public / "locked").mkdir(mode=0o555)
+    (public / "secret").mkdir(mode=0o000)
+    (public / "file").write_text("not a folder")
+    (public / "directory.db").mkdir()
+    read_only = public / "open" / "read-only.db"
+    Repository.open(read_only, write=True).close()
+    read_only.chmod(0o444)
+    read_only.parent.chmod(0o777)
+
+    def work() -> None:
+        for path in (
+            public / "locked" / "autofa.db",
+            public / "locked" / "deeper" / "autofa.db",
+            public / "secret" / "autofa.db",
+            public / "file" / "autofa.db",
+            public / "directory.db",
+            read_only,
+        ):
+            with pytest.raises(StoreUnwritableError, match=r"database .*: got .*; supported: "):
+                Repository.open(path, write=True)
+
+    without_rights(work)
+
+
+def test_what_may_not_be_read_says_so(public: Path) -> None:
+    path = public / "autofa.db"
+    Repository.open(path, write=True).close()
+    path.chmod(0)
+    (public / "secret").mkdir(mode=0o000)
+
+    def work() -> None:
+        for place in (path, public / "secret" / "autofa.db"):
+            with pytest.raises(StoreError, match=r"check (its|the file's) permissions"):
+                reader.read(place, H200)
+
+    without_rights(work)
+
+
+def test_a_directory_in_its_place_cannot_be_read(tmp_path: Path) -> None:
+    for read in (
+        lambda: reader.read(tmp_path, H200),
+        lambda: Repository.open(tmp_path, write=False),
+    ):
+        with pytest.raises(StoreError, match="a directory"):
+            read()
+
+
+def random_bytes(path: Path) -> None:
+    path.write_bytes(bytes(range(7, 256)) * 40)
+
+
+def cut_in_half(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def overwritten(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[4096:] = os.urandom(len(data) - 4096)
+    path.write_bytes(bytes(data))
+
+
+def no_revision(path: Path) -> None:
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("DELETE FROM autofa_alembic_version")
+
+
+DAMAGES = [random_bytes, cut_in_half, overwritten, no_revision]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_file_is_reported_and_left_alone(
+    filled: Path, damage: Callable[[Path], None]
+) -> None:
+    damage(filled)
+    before = filled.read_bytes()
+    for open_it in (
+        lambda: Repository.open(filled, write=False),
+        lambda: Repository.open(filled, write=True),
+    ):
+        with pytest.raises(StoreCorruptError, match=r"database .*; supported: an intact SQLite"):
+            open_it()
+    if damage is not no_revision:  # its view still answers, less a revision
+        with pytest.raises(StoreCorruptError):
+            reader.read(filled, H200)
+    assert filled.read_bytes() == before
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_file_is_moved_aside_and_never_deleted(
+    filled: Path, damage: Callable[[Path], None]
+) -> None:
+    damage(filled)
+    before = filled.read_bytes()
+    wal = filled.with_name("autofa.db-wal")
+    wal.write_bytes(b"left by a crash")
+    with Repository.open(filled, write=True, recover=True) as repository:
+        aside = repository.moved_aside
+        assert repository.rows() == []
+        assert repository.add([make_row()]) == 1
+    assert aside is not None
+    assert aside.name.startswith("autofa.db.corrupt-2")
+    assert aside.read_bytes() == before
+    assert reader.read(filled, H200) == [make_row()]
+
+
+def test_many_processes_move_a_damaged_file_aside_once(filled: Path) -> None:
+    random_bytes(filled)
+
+    def work(number: int) -> None:
+        with Repository.open(filled, write=True, recover=True) as repository:
+            repository.add([make_row(f"test.kernel-{number}")])
+
+    assert in_processes(6, work) == []
+    assert len(reader.read(filled, H200)) == 6
+    assert len(list(filled.parent.glob("*.corrupt-*Z"))) == 1
+
+
+def test_a_sound_file_is_never_moved(filled: Path) -> None:
+    assert files.move_aside(filled, 1.0) is None
+    with Repository.open(filled, write=True, recover=True) as repository:
+        assert repository.moved_aside is None
+        assert repository.rows() == [make_row()]
+
+
+@pytest.mark.parametrize("revision", ["0002", "9999", "from the future"])
+def test_a_newer_file_is_neither_read_nor_written(filled: Path, revision: str) -> None:
+    with closing(sqlite3.connect(filled)) as connection, connection:
+        connection.execute("UPDATE autofa_alembic_version SET version_num = ?", (revision,))
+        connection.execute("ALTER TABLE autofa_measurement ADD COLUMN future TEXT")
+    before = filled.read_bytes()
+    for open_it in (
+        lambda: reader.read(filled, H200),
+        lambda: Repository.open(filled, write=False),
+        lambda: Repository.open(filled, write=True),
+        lambda: Repository.open(filled, write=True, recover=True),
+    ):
+        with pytest.raises(StoreTooNewError) as raised:
+            open_it()
+        for part in (str(filled), f"schema {revision}", "schemas up to 0001", "--db"):
+            assert part in str(raised.value)
+    assert filled.read_bytes() == before
+    assert not list(filled.parent.glob("*.corrupt-*"))
+
+
+def test_a_newer_file_whose_view_has_changed_is_too_new(filled: Path) -> None:
+    with closing(sqlite3.connect(filled)) as connection, connection:
+        connection.execute("UPDATE autofa_alembic_version SET version_num = '0002'")
+        connection.execute("DROP VIEW autofa_dispatch")
+    with pytest.raises(StoreTooNewError):
+        reader.read(filled, H200)
+
+
+def test_a_crashed_writers_journal_is_rolled_back(filled: Path) -> None:
+    with closing(sqlite3.connect(filled, isolation_level=None)) as connection:
+        connection.execute("PRAGMA journal_mode = DELETE")
+
+    def die(number: int) -> None:
+        connection = sqlite3.connect(filled, isolation_level=None)
+        connection.execute("PRAGMA cache_size = 1")
+        connection.execute("BEGIN IMMEDIATE")
+        connection.execute("PRAGMA cache_spill = 1")
+        for size in range(200):
+            connection.execute(
+                "INSERT INTO autofa_provenance SELECT NULL, ?, 'a', 'b', 'c', 'd', 'e', 'f', ?",
+                (str(size), "x" * 5000),
+            )
+        os.kill(os.getpid(), 9)
+
+    child = PROCESSES.Process(target=die, args=(0,))
+    child.start()
+    child.join(30)
+    assert child.exitcode == -9
+    assert filled.with_name("autofa.db-journal").exists()
+    with Repository.open(filled, write=True) as repository:
+        assert repository.rows() == [make_row()]
+        assert repository.add([make_row("torch.flash")]) == 1

@@ -50,7 +50,8 @@ struct Tile {
 
   // Adds the products of terms [0, terms) to the vectors from `First` on. The element of row i in
   // term x is a[i * row_stride + x * term_stride], one of the two strides being the constant 1.
-  template <int First = 0>
+  // Each term fetches what lies `Ahead` elements behind its first.
+  template <int First = 0, int Ahead = 0>
   __attribute__((always_inline)) void multiply_add(const float* a, int64_t row_stride,
                                                    int64_t term_stride, const float* b,
                                                    int64_t lanes, int64_t terms) {
@@ -62,6 +63,7 @@ struct Tile {
         const Floats left = cpu::broadcast(a[i * row_stride]);
         AUTOFA_UNROLL for (int j = First; j < Vectors; ++j) at[i][j] += left * right[j];
       }
+      if (Ahead) __builtin_prefetch(a + Ahead);
       a += term_stride;
       b += lanes;
     }
@@ -117,8 +119,9 @@ __attribute__((always_inline)) inline void multiply_down(Tile<Rows, Vectors>& ti
 
 // out(dim, query) = out * alpha + V^T weights for `Dims` output dims, over the keys of a block; the
 // old `out` is not read if `first`. The sum of a block starts from zero and is added to the rest at
-// its end: that halves the rounding error of long sums and costs nothing.
-template <int Dims, int Vectors, bool Stairs, int MaxVectors>
+// its end: that halves the rounding error of long sums and costs nothing. `Prefetch` fetches the
+// next cache line of every row of V.
+template <int Dims, int Vectors, bool Stairs, bool Prefetch, int MaxVectors>
 __attribute__((noinline)) void output_tile(const float* v, int64_t v_stride, const float* weights,
                                            int64_t lanes, const Staircase<MaxVectors>& seen,
                                            const float* alpha, bool first, float* out) {
@@ -127,7 +130,7 @@ __attribute__((noinline)) void output_tile(const float* v, int64_t v_stride, con
   if constexpr (Stairs) {
     detail::multiply_down<0>(tile, v, v_stride, weights, lanes, seen);
   } else {
-    tile.multiply_add(v, 1, v_stride, weights, lanes, seen.end[0]);
+    tile.template multiply_add<0, Prefetch ? 16 : 0>(v, 1, v_stride, weights, lanes, seen.end[0]);
   }
   AUTOFA_UNROLL for (int i = 0; i < Dims; ++i) {
     AUTOFA_UNROLL for (int j = 0; j < Vectors; ++j) {

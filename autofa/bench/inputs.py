@@ -18,9 +18,11 @@ from autofa.bench.protocol import Case
 from autofa.problem import Problem
 
 TORCH_DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
-# Quiet NaNs in their own element type, with a payload that no arithmetic produces.
-_CANARY = {torch.float32: 0x7FC5A5A5, torch.float16: 0x7EA5, torch.bfloat16: 0x7FE5}
-_CANARY_INT = {torch.float32: torch.int32, torch.float16: torch.int16, torch.bfloat16: torch.int16}
+# Quiet NaNs in their own element type. Arithmetic may hand a payload on, so inputs bear another one
+# than memory to be written: what was computed from a NaN is then told from what was not written.
+_UNWRITTEN = {torch.float32: 0x7FC5A5A5, torch.float16: 0x7EA5, torch.bfloat16: 0x7FE5}
+_UNREADABLE = {torch.float32: 0x7FCB4B4B, torch.float16: 0x7E5A, torch.bfloat16: 0x7FDA}
+_BITS = {torch.float32: torch.int32, torch.float16: torch.int16, torch.bfloat16: torch.int16}
 # Elements before and after, and rows after each head: a tile of 128 rows written past the end stays
 # inside, so that it is reported instead of crashing.
 _AROUND = 1 << 14
@@ -38,10 +40,17 @@ class Frame:
         shape: (B, H, N, D); any shape with layout `flat`.
         layout: `bhnd` or `bnhd`, the order in memory, with guard rows and columns; or `flat`,
             contiguous, with guard before and after only.
+        written: whether a candidate is to write it, rather than to read it.
     """
 
     def __init__(
-        self, shape: tuple[int, ...], layout: str, dtype: torch.dtype, device: torch.device
+        self,
+        shape: tuple[int, ...],
+        layout: str,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        written: bool = True,
     ) -> None:
         if layout == "flat":
             body = shape
@@ -53,8 +62,8 @@ class Frame:
                 body = (batch, rows + _ROWS, heads, width)
         size = math.prod(body)
         spare = _ALIGNMENT // dtype.itemsize
-        kind = _CANARY_INT[dtype]
-        self._canary = _CANARY[dtype]
+        kind = _BITS[dtype]
+        self._canary = (_UNWRITTEN if written else _UNREADABLE)[dtype]
         self._bits = torch.full(
             (size + 2 * _AROUND + spare,), self._canary, dtype=kind, device=device
         )
@@ -157,7 +166,7 @@ def make_inputs(case: Case, device: torch.device) -> Inputs:
         if index == 0 and case.logits != 1.0:
             values *= case.logits
         if case.guarded:
-            frame = Frame(shape, case.layout, dtype, device)
+            frame = Frame(shape, case.layout, dtype, device, written=False)
             frame.view.copy_(values)
             frames.append(frame)
             tensors.append(frame.view)

@@ -31,6 +31,10 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 _BOOT = "import sys; sys.path.append(sys.argv[1]); from autofa.bench.worker import main; main()"
 
 
+class WorkerError(RuntimeError):
+    """A bug in the worker, with its traceback: no fault of a candidate's."""
+
+
 @dataclass(frozen=True)
 class Death:
     """How a worker ended before it answered.
@@ -113,7 +117,10 @@ class Process:
         process._log, process._board = log, board
         process._to_child, process._from_child, process._lifeline = to_child, from_child, lifeline
         os.set_blocking(to_child, False)
-        reply = process.ask(Hello(device, threads, memory_bytes), total_s=timeout_s)
+        try:
+            reply = process.ask(Hello(device, threads, memory_bytes), total_s=timeout_s)
+        except WorkerError as error:
+            reply = Death("crashed", str(error).splitlines()[-1], -1)
         if not isinstance(reply, Ready):
             process.kill()
             detail = reply.message if isinstance(reply, Death) else repr(reply)
@@ -132,7 +139,7 @@ class Process:
         two beats of the scoreboard. After a `Death` the process is gone.
 
         Raises:
-            RuntimeError: the worker reports a failure of its own; the process is gone.
+            WorkerError: the worker reports a failure of its own; the process is gone.
         """
         self._busy = True
         pending = encode(message)
@@ -156,7 +163,7 @@ class Process:
                     return self._died("crashed", f"its answer is broken: {error}")
                 if isinstance(reply, Failed):
                     self.kill()
-                    raise RuntimeError(f"the measuring worker failed:\n{reply.text}")
+                    raise WorkerError(f"the measuring worker failed:\n{reply.text.strip()}")
                 if reply is not None:
                     self._busy = False
                     return reply

@@ -31,18 +31,19 @@ def _no_parameters(problem: Problem, limits: Limits) -> dict[str, int | str]:
     return {}
 
 
-def _family(folder: str) -> KernelFamily:
+def _family(folder: str, device: str = "cpu", threads: int = 0) -> KernelFamily:
     return KernelFamily(
         name=f"poison.{folder}",
         title=f"poison({folder})",
         version=1,
         folder=folder,
-        entry="kernel.h",
-        domain=Domain("cpu", ("f32",), masks=("none", "causal"), min_arch=3),
+        entry="kernel.h" if device == "cpu" else "kernel.cuh",
+        domain=Domain(device, ("f32",), masks=("none", "causal"), min_arch=3),
         params=(),
         target=lambda params, limits: limits.arch,
         default=_no_parameters,
         specialised=("dtype",),
+        threads=lambda params, problem: threads,
         root=ROOT,
     )
 
@@ -61,3 +62,15 @@ CASES = (
 )
 POISON: tuple[KernelFamily, ...] = tuple(case.family for case in CASES)
 REGISTRY = Registry(families=(HONEST, *POISON), vendors=VENDORS)
+
+CUDA_HONEST = _family("cuda_honest", "cuda", 64)
+CUDA_CASES = (
+    Poison(_family("cuda_unwritten", "cuda", 64), "wrong_result", "were not written"),
+    Poison(_family("cuda_out_of_bounds", "cuda", 64), "wrong_result", "wrote outside the output"),
+    Poison(_family("cuda_illegal", "cuda", 64), "crashed", "illegal"),
+    Poison(_family("cuda_hangs", "cuda", 64), "timeout", "within"),
+    Poison(_family("cuda_refused", "cuda", 2048), "launch_error", "CUDA error"),
+)
+CUDA_REGISTRY = Registry(
+    families=(CUDA_HONEST, *(case.family for case in CUDA_CASES)), vendors=VENDORS
+)

@@ -1,0 +1,140 @@
+"""The rounds, on simulated candidates and a simulated clock."""
+
+from __future__ import annotations
+
+import gc
+import random
+from collections.abc import Callable
+
+import pytest
+
+from autofa.bench.protocol import Plan
+from autofa.bench.timing import Result, take_turns
+
+
+class Simulated:
+    """A candidate of a known time; each turn adds ten times that to the shared clock (in s)."""
+
+    resolution_ms = 0.0
+
+    def __init__(self, world: World, time_ms: float, call_ms: float | None = None) -> None:
+        self.world, self.time_ms, self.call_ms = world, time_ms, call_ms or time_ms
+        self.turns = 0
+
+    def __call__(self) -> tuple[float, float]:
+        self.turns += 1
+        self.world.collecting |= gc.isenabled()
+        self.world.now += self.time_ms * 0.01
+        noise = self.world.noise(self.turns)
+        return self.time_ms * noise, self.call_ms * noise
+
+
+class World:
+    def __init__(self, noise: Callable[[int], float] | None = None) -> None:
+        generator = random.Random(3)
+        self.now = 0.0
+        self.collecting = False
+        self.noise = noise or (lambda turn: generator.uniform(0.995, 1.005))
+
+    def run(self, times: list[float], plan: Plan | None = None) -> tuple[Result, list[Simulated]]:
+        turns = [Simulated(self, ms) for ms in times]
+        plan = plan or Plan(budget_s=1e9)
+        return take_turns(turns, 0, plan, lambda index: None, lambda: self.now), turns
+
+
+def test_slow_candidates_leave_early_and_the_baseline_stays() -> None:
+    result, turns = World().run([10.0, 1.0, 1.02, 1.7, 2.0, 50.0])
+    assert turns[5].turns == 2
+    assert turns[4].turns <= 5
+    assert turns[3].turns <= 5
+    assert turns[1].turns == turns[0].turns == result.rounds
+    assert result.resolved
+    medians = [timing.time_ms for timing in result.timings if timing]
+    assert medians == pytest.approx([10.0, 1.0, 1.02, 1.7, 2.0, 50.0], rel=0.005)
+
+
+def test_finalists_are_the_best_few() -> None:
+    times = [1.0, *(1 + i / 50 for i in range(10, 0, -1))]
+    result, turns = World().run(times, Plan(finalists=3, budget_s=1e9))
+    stayed = [i for i, turn in enumerate(turns) if turn.turns == result.rounds]
+    assert stayed == [0, 8, 9, 10]
+
+
+def test_equal_candidates_are_resolved_as_equal() -> None:
+    result, _ = World().run([1.0, 1.0, 1.0])
+    assert result.resolved
+    assert 15 <= result.rounds < 63
+
+
+def test_noise_that_hides_the_order_is_said() -> None:
+    generator = random.Random(5)
+    world = World(lambda turn: generator.lognormvariate(0, 0.5))
+    result, _ = world.run([1.0, 1.03, 0.97])
+    assert not result.resolved
+    assert result.rounds == 63
+    timing = result.timings[1]
+    assert timing is not None
+    assert timing.time_spread > 0.05
+
+
+def test_the_budget_ends_the_rounds() -> None:
+    world = World()
+    result, _ = world.run([100.0, 99.0], Plan(budget_s=10.0))
+    assert result.rounds == 6  # 2 s each; the sixth passes the budget
+    assert not result.resolved
+
+
+def test_mode_decides_by_its_own_time() -> None:
+    for mode, gone in (("eager", 2), ("graph", 1)):
+        world = World()
+        turns = [
+            Simulated(world, 2.0, 2.0),
+            Simulated(world, 9.0, 1.0),  # fast to call, slow on the device
+            Simulated(world, 1.0, 9.0),
+        ]
+        plan = Plan(mode=mode, budget_s=1e9)
+        result = take_turns(turns, 0, plan, lambda index: None, lambda: 0.0)
+        assert turns[gone].turns < result.rounds
+        assert turns[3 - gone].turns == result.rounds
+
+
+def test_a_disturbed_first_round_neither_drops_the_best_nor_spoils_its_ratio() -> None:
+    world = World(lambda turn: 100.0 if turn == 1 else 1.0)
+    result, turns = world.run([1.0, 0.5, 5.0])
+    assert turns[1].turns == result.rounds
+    slow, baseline = result.timings[2], result.baselines[2]
+    assert slow is not None
+    assert baseline is not None
+    assert baseline.time_ms / slow.time_ms == pytest.approx(0.2)
+
+
+def test_ratios_are_of_common_rounds() -> None:
+    # Everything becomes twice as slow after round 7; one candidate is there only before.
+    world = World(lambda turn: 1.0 if turn <= 7 else 2.0)
+    result, _ = world.run([1.0, 1.1, 1.2, 1.3, 1.4, 1.5], Plan(finalists=1, budget_s=1e9))
+    for index, expected in ((1, 1.1), (5, 1.5)):
+        own, baseline = result.timings[index], result.baselines[index]
+        assert own is not None
+        assert baseline is not None
+        assert own.time_ms / baseline.time_ms == pytest.approx(expected)
+
+
+def test_order_within_rounds_varies_and_repeats_with_the_seed() -> None:
+    def orders(seed: int) -> list[int]:
+        seen: list[int] = []
+        world = World()
+        turns = [Simulated(world, 1.0) for _ in range(4)]
+        take_turns(turns, 0, Plan(seed=seed, budget_s=1e9), seen.append, lambda: 0.0)
+        return seen
+
+    first = orders(0)
+    assert first == orders(0)
+    rounds = {tuple(first[i : i + 4]) for i in range(0, len(first) - 3, 4)}
+    assert len(rounds) > 3
+
+
+def test_no_garbage_collection_while_turns_run() -> None:
+    world = World()
+    world.run([1.0, 1.1])
+    assert not world.collecting
+    assert gc.isenabled()

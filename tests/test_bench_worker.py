@@ -1,0 +1,220 @@
+"""The worker process, with candidates that fail in every way a candidate can."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from poison.families import CASES, HONEST, REGISTRY, Poison
+
+from autofa import compiler, settings
+from autofa.bench import Entrant, Outcome, Plan, Worker, WorkerOptions
+from autofa.bench.process import available_memory
+from autofa.compiler import Build
+from autofa.device import cpu_info, cpu_limits
+from autofa.errors import LaunchError
+from autofa.kernels.vendor import BASELINE, FLASH, UNFUSED
+from autofa.problem import Problem
+
+LIMITS = cpu_limits(1)
+SMALL = Problem("f32", 1, 2, 2, 64, 64, 16, 16, "causal", "cpu")
+OPTIONS = WorkerOptions(check_timeout_s=4.0, step_timeout_s=4.0, memory_bytes=1 << 30)
+QUICK = Plan(budget_s=1.0, min_rounds=7, max_rounds=15)
+
+pytestmark = pytest.mark.skipif(
+    cpu_info().level < 3, reason="the poison families need an x86-64-v3 CPU"
+)
+
+
+@pytest.fixture(scope="module")
+def builds(session_cache: Path) -> dict[str, Build]:
+    """All poison families built, by family name."""
+    requests = []
+    for family in REGISTRY.families:
+        variant = family.default_variant(SMALL, LIMITS)
+        assert variant is not None
+        requests.append((variant, variant.target(LIMITS)))
+    here = replace(settings.load(), cache_dir=session_cache)
+    done = compiler.build(requests, here, jobs=2)
+    return {build.variant.family.name: build for build in done}
+
+
+@pytest.fixture(scope="module")
+def worker() -> Iterator[Worker]:
+    with Worker("cpu", LIMITS, OPTIONS) as shared:
+        yield shared
+
+
+def entrant(build: Build) -> Entrant:
+    assert build.status == "ok", build.message
+    return Entrant(build.variant, build.library)
+
+
+def checked(worker: Worker, build: Build) -> Outcome:
+    return worker.check(build.variant, build.library, SMALL)
+
+
+def test_the_honest_and_the_vendors_pass(worker: Worker, builds: dict[str, Build]) -> None:
+    outcome = checked(worker, builds[HONEST.name])
+    assert outcome.ok, outcome.message
+    assert outcome.error is not None
+    assert 0 < outcome.error < 1e-5
+    for vendor in (FLASH, UNFUSED):
+        assert worker.check(vendor, None, SMALL).ok
+
+
+# `sigfpe` passes its check: it dies in timing.
+IN_CHECK = [case for case in CASES if case.family.folder not in ("broken", "sigfpe")]
+
+
+@pytest.mark.parametrize("poison", IN_CHECK, ids=lambda poison: poison.family.folder)
+def test_poison_gets_its_status_and_the_next_candidate_is_served(
+    worker: Worker, builds: dict[str, Build], poison: Poison
+) -> None:
+    outcome = checked(worker, builds[poison.family.name])
+    assert outcome.status == poison.status
+    assert poison.message in outcome.message
+    assert "\n" not in outcome.message
+    assert outcome.timing is None
+    assert checked(worker, builds[HONEST.name]).ok
+
+
+def test_poison_that_does_not_compile_has_no_library(builds: dict[str, Build]) -> None:
+    (broken,) = (case for case in CASES if case.family.folder == "broken")
+    build = builds[broken.family.name]
+    assert build.status == broken.status
+    assert broken.message in build.message
+    with (
+        Worker("cpu", LIMITS, OPTIONS) as idle,
+        pytest.raises(LaunchError, match="build it before"),
+    ):
+        idle.check(build.variant, build.library, SMALL)
+
+
+def test_a_crash_in_timing_costs_only_its_own_candidate(
+    worker: Worker, builds: dict[str, Build]
+) -> None:
+    names = [HONEST.name, "poison.sigfpe", "poison.hangs"]
+    field = [entrant(builds[name]) for name in names] + [Entrant(FLASH)]
+    run = worker.time(field, SMALL, QUICK)
+    honest, crashed, hung, flash, baseline = run.outcomes
+    assert (crashed.status, crashed.slug) == ("crashed", "poison.sigfpe-f32")
+    assert "SIGFPE" in crashed.message
+    assert (hung.status, hung.slug) == ("timeout", "poison.hangs-f32")
+    assert baseline.slug == BASELINE
+    for outcome in (honest, flash, baseline):
+        assert outcome.ok, outcome.message
+        assert outcome.timing is not None
+        assert outcome.baseline is not None
+        assert outcome.timing.samples >= 2
+        assert outcome.timing.call_ms == outcome.timing.time_ms > 0
+        low, high = outcome.timing.time_quantiles
+        assert low <= outcome.timing.time_ms <= high
+    assert baseline.timing == baseline.baseline
+    assert '"threads": 1' in run.conditions
+
+
+def test_slow_candidates_are_measured_as_slower(worker: Worker, builds: dict[str, Build]) -> None:
+    bigger = Problem("f32", 1, 4, 4, 256, 256, 64, 64, "none", "cpu")
+    run = worker.time([entrant(builds[HONEST.name]), Entrant(BASELINE_VENDOR)], bigger, QUICK)
+    honest, baseline = run.outcomes
+    assert honest.timing is not None
+    assert honest.baseline is not None
+    assert baseline.timing is not None
+    assert honest.timing.time_ms > 2 * honest.baseline.time_ms
+
+
+BASELINE_VENDOR = next(vendor for vendor in REGISTRY.vendors if vendor.slug == BASELINE)
+
+
+def test_a_worker_that_cannot_start_says_why() -> None:
+    with (
+        Worker("cuda:99", cpu_limits(1), OPTIONS) as broken,
+        pytest.raises(LaunchError, match=r"cuda:99 did not start: .+"),
+    ):
+        broken.check(FLASH, None, SMALL)
+
+
+def test_the_process_is_kept_between_requests_and_restarted_after_close(
+    builds: dict[str, Build],
+) -> None:
+    worker = Worker("cpu", LIMITS, OPTIONS)
+    for _ in range(3):
+        assert checked(worker, builds[HONEST.name]).ok
+    assert worker.starts == 1
+    worker.close()
+    worker.close()
+    assert checked(worker, builds[HONEST.name]).ok
+    assert worker.starts == 2
+    worker.close()
+
+
+_PARENT = """
+import sys, threading
+from autofa.bench.process import Process
+
+found = []
+def start():
+    found.append(Process.start("cpu", 1, 1 << 30, 60.0))
+if sys.argv[1] == "thread":
+    # The thread that started the worker ends long before this process does.
+    thread = threading.Thread(target=start)
+    thread.start()
+    thread.join()
+else:
+    start()
+print(found[0]._child.pid, flush=True)
+sys.stdin.read()
+"""
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize("where", ["main", "thread"])
+def test_the_worker_dies_with_its_parent_and_not_with_its_thread(where: str) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", _PARENT, where], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        assert _alive(pid)
+        parent.send_signal(signal.SIGKILL)
+        parent.wait()
+        deadline = time.monotonic() + 5
+        while _alive(pid) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert not _alive(pid)
+
+
+def test_an_interrupted_request_does_not_poison_the_next(
+    worker: Worker, builds: dict[str, Build]
+) -> None:
+    def interrupt() -> None:
+        time.sleep(0.5)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    checked(worker, builds[HONEST.name])
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        checked(worker, builds["poison.hangs"])
+    thread.join()
+    assert checked(worker, builds[HONEST.name]).ok
+
+
+def test_available_memory_is_plausible() -> None:
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    assert 0 < available_memory() <= total

@@ -28,13 +28,23 @@ def by_bucket(rows: Sequence[Row]) -> dict[Bucket, list[Row]]:
     return found
 
 
+def _rows(location: str, device: DeviceKey) -> list[Row]:
+    if reader.sqlite_path(location) is not None:
+        return reader.read(location, device)
+    # A server: SQLAlchemy's import time is then the smaller part of it.
+    from autofa.store.repository import Repository
+
+    with Repository.open(location, write=False) as repository:
+        return repository.rows(device, ok_only=True)
+
+
 def gather(device: DeviceKey, settings: Settings) -> Evidence:
     """Reads the database's rows of `device`, now; its seed when first asked. Never raises."""
     path = database(settings)
     lost = ""
     measured: dict[Bucket, list[Row]] = {}
     try:
-        measured = by_bucket(reader.read(path, device))
+        measured = by_bucket(_rows(path, device))
     except StoreError as error:
         lost = str(error)
         log.warning("stored measurements are not used: %s", error)

@@ -89,8 +89,18 @@ def attention(
             if known is None:
                 sdpa_wins = None
             elif known:
+                # Written out, in the order that _signature has: calling it costs 0.1 us.
                 sdpa_wins = known.get(
-                    _signature(query, key, value, attn_mask, is_causal, enable_gqa)
+                    (
+                        key.shape,
+                        value.shape,
+                        query.dtype,
+                        query.get_device(),
+                        _num_threads(),
+                        is_causal,
+                        enable_gqa,
+                        None if attn_mask is None else (attn_mask.shape, attn_mask.dtype),
+                    )
                 )
         if sdpa_wins:
             # Torch's own function needs none of the questions below.
@@ -137,9 +147,9 @@ def _signature(
         value.shape,
         query.dtype,
         query.get_device(),
+        _num_threads(),
         is_causal,
         enable_gqa,
-        _num_threads(),
         None if attn_mask is None else (attn_mask.shape, attn_mask.dtype),
     )
 
@@ -156,9 +166,20 @@ def _won(
 ) -> Tensor:
     """A call that plain SDPA is known to win."""
     try:
-        out = sdpa(
-            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
-        )
+        # Each keyword argument costs 0.4 us.
+        if scale is None and not enable_gqa:
+            out = sdpa(query, key, value, attn_mask, dropout_p, is_causal)
+        else:
+            out = sdpa(
+                query,
+                key,
+                value,
+                attn_mask,
+                dropout_p,
+                is_causal,
+                scale=scale,
+                enable_gqa=enable_gqa,
+            )
     except RuntimeError as error:
         _explain_failure(error, query, key, value, attn_mask, is_causal, enable_gqa)
         raise

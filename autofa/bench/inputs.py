@@ -12,7 +12,6 @@ import warnings
 from dataclasses import dataclass
 
 import torch
-from torch.nn.attention.bias import causal_lower_right
 
 from autofa.bench.protocol import Case
 from autofa.problem import Problem
@@ -128,6 +127,9 @@ class Inputs:
         """Keyword arguments of torch's scaled_dot_product_attention, as a user writes them."""
         mask: object = self.attn_mask
         if self.lower_right:
+            # Costs 1.3 s, more than the rest of a worker's start: it loads torch's compiler.
+            from torch.nn.attention.bias import causal_lower_right
+
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of NaN in rows with nothing to attend to
                 mask = causal_lower_right(self.problem.seqlen_q, self.problem.seqlen_k)

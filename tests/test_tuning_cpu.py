@@ -55,7 +55,6 @@ def test_every_poison_gets_its_status_and_none_wins(tmp_path: Path) -> None:
         "torch.unfused",
         HONEST.name,
     }
-    assert summary.buckets[0].winner == "torch.sdpa", "the honest one is naive, and slow"
 
     before = rows_of(db)
     assert tune(request, laboratory=laboratory).measured == 0

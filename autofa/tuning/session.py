@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import signal
 import time
 from collections import Counter
@@ -10,7 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 
 from autofa.errors import LaunchError
-from autofa.problem import Problem, bucket_of
+from autofa.problem import Bucket, Problem, bucket_of
 from autofa.store.ranking import is_valid, validity
 from autofa.store.repository import Repository
 from autofa.store.rows import Row
@@ -23,7 +22,9 @@ from autofa.tuning.events import (
     BucketDone,
     BucketResult,
     BucketStarted,
+    CandidateDone,
     Estimate,
+    Event,
     Notice,
     OnEvent,
     Summary,
@@ -60,8 +61,10 @@ class _Session:
         self.estimator = Estimator()
         self.hints = Hints(request.registry, request.mode)
         self.hints.learn(read_seed(lab.device))
-        self.rows = repository.rows(device=lab.device)
-        self.hints.learn(self._valid(self.rows))
+        self.rows: dict[Bucket, list[Row]] = {}
+        self._read()
+        for rows in self.rows.values():
+            self.hints.learn(self._valid(rows))
         self.unbuildable = False
         self.told = False
 
@@ -71,18 +74,26 @@ class _Session:
             self.told = True
             self.emit(Notice(self.lab.builder.problem))
 
+    def _read(self) -> None:
+        self.rows.clear()
+        self._remember(self.repository.rows(device=self.lab.device))
+
+    def _remember(self, rows: Sequence[Row]) -> None:
+        for row in rows:
+            self.rows.setdefault(row.bucket, []).append(row)
+
     def _valid(self, rows: Sequence[Row]) -> list[Row]:
         registry, fingerprint = self.request.registry, self.lab.fingerprint
         return [r for r in rows if is_valid(validity(r, registry, fingerprint, self.lab.today))]
 
     def plan(self, problem: Problem) -> BucketPlan:
-        bucket = bucket_of(problem)
-        rows = [row for row in self.rows if row.bucket == bucket]
+        rows = self.rows.get(bucket_of(problem), [])
         return make_plan(problem, rows, self.request, self.lab, self.hints)
 
     def settle(self, plan: BucketPlan) -> None:
         """Takes the result of a problem that needs no work."""
-        result = answer(plan, self._valid(self.rows), self.request, reused=len(plan.known))
+        rows = self._valid(self.rows.get(bucket_of(plan.problem), []))
+        result = answer(plan, rows, self.request, reused=len(plan.known))
         self.results[plan.problem] = result
         self.unbuildable |= bool(plan.unbuildable)
 
@@ -120,31 +131,42 @@ class _Session:
             if self.lab.overlap and todo:
                 self.lab.builder.prefetch(todo[0].variants[: todo[0].search.left])
             try:
-                self._bucket(claimed, total - len(todo), total, len(todo) + 1, waited)
+                self._bucket(claimed, todo, total, waited)
             finally:
                 claims.release(claimed.problem)
             self._estimate(todo, total)
 
-    def _estimate(self, todo: Sequence[BucketPlan], total: int) -> None:
-        remaining = self.estimator.remaining([plan.load for plan in todo])
-        self.emit(Estimate(min(remaining, self.control.left), total - len(todo), total))
+    def _estimate(
+        self, todo: Sequence[BucketPlan], total: int, running_s: float | None = None
+    ) -> None:
+        remaining = (running_s or 0.0) + self.estimator.remaining([plan.load for plan in todo])
+        done = total - len(todo) - (running_s is not None)
+        self.emit(Estimate(max(0.0, min(remaining, self.control.left)), done, total))
 
-    def _bucket(self, planned: BucketPlan, index: int, total: int, left: int, reread: bool) -> None:
+    def _bucket(
+        self, planned: BucketPlan, todo: Sequence[BucketPlan], total: int, reread: bool
+    ) -> None:
         """One problem, planned again: hints have grown, and another tune may have been here."""
         problem = planned.problem
         if reread:
-            self.rows = self.repository.rows(device=self.lab.device)
+            self._read()
         plan = self.plan(problem)
         if plan.done:
             self.settle(plan)
             return
-        self.emit(BucketStarted(problem, index, total, bool(plan.stale)))
-        share = self.control.left / left if math.isfinite(self.control.left) else math.inf
-        same_bucket = [r for r in self.rows if r.bucket == bucket_of(problem)]
+        self.emit(BucketStarted(problem, total - len(todo), total, bool(plan.stale)))
+        share = self.control.left / (len(todo) + 1)
+        same_bucket = self.rows.get(bucket_of(problem), [])
         others = self._valid([r for r in same_bucket if r.problem != problem])
-        run = BucketRun(
-            plan, others, self.request, self.lab, self.control, self._save, self.emit, share
-        )
+
+        def emit(event: Event) -> None:
+            self.emit(event)
+            if isinstance(event, CandidateDone):
+                took = time.monotonic() - began
+                self._estimate(todo, total, max(0.0, self.estimator.seconds(plan.load) - took))
+
+        began = time.monotonic()
+        run = BucketRun(plan, others, self.request, self.lab, self.control, self._save, emit, share)
         stopped = True
         try:
             run.run()
@@ -165,7 +187,7 @@ class _Session:
 
     def _save(self, rows: Sequence[Row]) -> None:
         self.repository.add(rows)
-        self.rows = [*self.rows, *rows]
+        self._remember(rows)
 
     def summary(self, interrupted: int | None) -> Summary:
         ordered = [self.results[p] for p in self.request.problems if p in self.results]

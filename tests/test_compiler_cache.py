@@ -67,6 +67,15 @@ def test_a_library_of_another_user_is_not_loaded(
     assert library_of(*requests[0], here) is None
 
 
+def test_a_cache_may_be_named_relative_to_here(
+    tiny_family: MakeFamily, here: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    results = build(requests_of(tiny_family(), 3, 4), replace(here, cache_dir=Path("near")))
+    assert [b.status for b in results] == ["ok", "ok"]
+    assert len(list((tmp_path / "near").rglob("*.so"))) == 2
+
+
 def test_a_cache_may_be_carried_to_another_place(
     tiny_family: MakeFamily, here: Settings, tmp_path: Path
 ) -> None:

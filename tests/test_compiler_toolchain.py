@@ -54,6 +54,20 @@ def test_cxx_comes_first_and_may_be_clang(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("says", "release"),
+    [
+        ("g++ (crosstool-NG 1.25.0) 12.1.0", (12, 1)),
+        ("g++ (GCC) 11.5.0 20240719 (Red Hat 11.5.0-2)", (11, 5)),
+        ("x86_64-conda-linux-gnu-c++ (conda-forge gcc 13.3.0-1) 13.3.0", (13, 3)),
+        ("g++ 12.2.0", (12, 2)),
+    ],
+)
+def test_releases_are_read(tmp_path: Path, says: str, release: tuple[int, int]) -> None:
+    cxx = fake(tmp_path / "g++", says)
+    assert find("cpu", Settings(cxx=(str(cxx),), search_path=path_of())).release == release
+
+
+@pytest.mark.parametrize(
     ("says", "expected"),
     [
         ("g++ (Old Linux) 9.4.0", "got release 9.4, needed 11.0 or newer"),

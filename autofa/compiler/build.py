@@ -283,6 +283,6 @@ def _compile_locked(run: _Run, folders: list[Path], jobs: int) -> None:
         except OSError as error:
             raise ToolchainError(f"cache: got {folders[0]}: {error.strerror}") from None
         try:
-            run.compile(Path(place), jobs)
+            run.compile(Path(place).absolute(), jobs)
         finally:
             shutil.rmtree(place, ignore_errors=True)

@@ -85,5 +85,5 @@ def identity(slug: str, fingerprint: str, target: str, compiler: str) -> str:
 
 def include_roots(variant: Variant) -> tuple[str, str]:
     """The folders that the stub's includes are relative to."""
-    root = variant.family.root or csrc_dir()
+    root = (variant.family.root or csrc_dir()).absolute()
     return str(root), str(root / "include")

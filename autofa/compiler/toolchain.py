@@ -118,14 +118,19 @@ def _pip_nvcc() -> Path | None:
     return None
 
 
-def _pip_link(root: Path) -> tuple[str, ...]:
-    # The wheels have libcudart.so.13 without the unversioned name that `-cudart shared` looks for.
-    for library in sorted((root / "lib").glob("libcudart.so.*"), key=lambda p: len(p.name)):
-        return ("-cudart", "none", f"-L{root / 'lib'}", f"-l:{library.name}")
-    raise ToolchainError(
-        f"nvcc of the pip packages: found {root}, but no lib/libcudart.so.* in it; "
-        "`pip install autofa[cuda]` brings nvidia-cuda-runtime"
-    )
+def _cudart(root: Path, origin: str) -> tuple[str, ...]:
+    """How to link the CUDA runtime of the installation at `root` as a shared library."""
+    folder = root / "lib"
+    versioned = sorted(folder.glob("libcudart.so.*"), key=lambda path: len(path.name))
+    if versioned and not (folder / "libcudart.so").exists():
+        # The wheels lack the unversioned name that `-cudart shared` looks for.
+        return ("-cudart", "none", f"-L{folder}", f"-l:{versioned[0].name}")
+    if origin == "pip":
+        raise ToolchainError(
+            f"nvcc of the pip packages: found {root}, but no lib/libcudart.so.* in it; "
+            "`pip install autofa[cuda]` brings nvidia-cuda-runtime"
+        )
+    return ("-cudart", "shared")
 
 
 def _find_cuda(settings: Settings) -> Toolchain:
@@ -140,20 +145,21 @@ def _find_cuda(settings: Settings) -> Toolchain:
     if not there:
         looked = f"CUDA_HOME={settings.cuda_home}" if settings.cuda_home else "CUDA_HOME (not set)"
         raise ToolchainError(f"nvcc: not in {looked}, PATH or the pip packages; {_GET_NVCC}")
-    nvcc_path, origin = there[0]
+    nvcc_path, origin = there[0][0].absolute(), there[0][1]
     command = (str(nvcc_path),)
     said = _ask((*command, "--version"), settings, _GET_NVCC)
     version, major, minor = _release(command, said, r"release (\d+)\.(\d+)", _GET_NVCC)
     _refuse_older(str(nvcc_path), (major, minor), OLDEST_NVCC, _GET_NVCC)
-    link = _pip_link(nvcc_path.parents[1]) if origin == "pip" else ("-cudart", "shared")
+    link = _cudart(nvcc_path.parents[1], origin)
     return Toolchain("cuda", command, version, (major, minor), origin, link)
 
 
 def _find_cpu(settings: Settings) -> Toolchain:
     if settings.cxx is not None:
-        command, origin = settings.cxx, "CXX"
-        if shutil.which(command[0], path=settings.search_path) is None:
-            raise ToolchainError(f"CXX={' '.join(command)}: no such command; {_GET_CXX}")
+        where = shutil.which(settings.cxx[0], path=settings.search_path)
+        if where is None:
+            raise ToolchainError(f"CXX={' '.join(settings.cxx)}: no such command; {_GET_CXX}")
+        command, origin = (str(Path(where).absolute()), *settings.cxx[1:]), "CXX"
     else:
         names = ("g++", "c++")
         found = next((n for n in names if shutil.which(n, path=settings.search_path)), None)
@@ -161,7 +167,7 @@ def _find_cpu(settings: Settings) -> Toolchain:
             raise ToolchainError(f"C++ compiler: CXX is not set, no g++ or c++ in PATH; {_GET_CXX}")
         command, origin = (found,), "PATH"
     said = _ask((*command, "--version"), settings, _GET_CXX)
-    version, major, minor = _release(command, said, r"\b(\d+)\.(\d+)(?:\.\d+)?\b", _GET_CXX)
+    version, major, minor = _release(command, said, r"(?:\)|version|\+\+) (\d+)\.(\d+)", _GET_CXX)
     oldest = OLDEST_CLANG if "clang" in said else OLDEST_GCC
     _refuse_older(" ".join(command), (major, minor), oldest, _GET_CXX)
     return Toolchain("cpu", command, version, (major, minor), origin)

@@ -241,22 +241,40 @@ def test_another_programs_tables_are_left_alone(path: Path) -> None:
     assert sql(path, "SELECT version_num FROM alembic_version") == [("v9.future",)]
 
 
+MEASUREMENT = [
+    "time_ms = 'fast'",
+    "time_ms = NULL",
+    "call_ms = -1",
+    "call_spread = 9e999",
+    "samples = 'many'",
+    "created_at = 'yesterday'",
+    "slug = x'00ff'",
+    "run = CAST(x'ff' AS TEXT)",
+    "problem = '0,8,1024,64 f16 none'",
+    "problem = '1,8,long,64 f16 none'",
+    "problem = '1,8,99999999999999999999,64 f16 none'",
+    "problem = '1,8/8,1024,64 f16 none'",
+    "problem = '1,8,1024,64 float16 none'",
+    "problem = '1,8,1024,64 f16 diagonal'",
+    "problem = '1,8,1024,64 f16 none grad grad'",
+    "problem = '1,8,1024,64 f16'",
+    "problem = x'00ff'",
+    "problem = 7",
+]
+PROVENANCES = [
+    "document = '{bad'",
+    "document = '[]'",
+    "document = '{\"torch\": 1}'",
+    "document = replace(document, '{}', '{bad')",
+    "document = CAST(x'ff' AS TEXT)",
+    "document = 7",
+]
 DAMAGE = [
-    "UPDATE autofa_measurement SET time_ms = 'fast' WHERE slug = 'bad'",
-    "UPDATE autofa_measurement SET call_ms = -1 WHERE slug = 'bad'",
-    "UPDATE autofa_measurement SET time_ms = NULL WHERE slug = 'bad'",
-    "UPDATE autofa_measurement SET call_spread = 9e999 WHERE slug = 'bad'",
-    "UPDATE autofa_measurement SET batch = 0 WHERE slug = 'bad'",
-    "UPDATE autofa_measurement SET seqlen_q = 'long' WHERE slug = 'bad'",
-    "UPDATE autofa_measurement SET head_dim = 9223372036854775807 WHERE slug = 'bad'",
-    "UPDATE autofa_measurement SET mask = 'diagonal' WHERE slug = 'bad'",
-    "UPDATE autofa_measurement SET dtype = x'00ff' WHERE slug = 'bad'",
-    "UPDATE autofa_measurement SET slug = x'00ff' WHERE slug = 'bad'",
-    "UPDATE autofa_measurement SET run = CAST(x'ff' AS TEXT) WHERE slug = 'bad'",
-    "UPDATE autofa_measurement SET created_at = 'yesterday' WHERE slug = 'bad'",
-    "UPDATE autofa_measurement SET samples = 'many' WHERE slug = 'bad'",
-    "UPDATE autofa_provenance SET details = '{bad' WHERE host = 'bad'",
-    "UPDATE autofa_provenance SET details = CAST(x'ff' AS TEXT) WHERE host = 'bad'",
+    *(f"UPDATE autofa_measurement SET {change} WHERE slug = 'bad'" for change in MEASUREMENT),
+    *(
+        f"UPDATE autofa_provenance SET {change} WHERE document LIKE '%bad%'"
+        for change in PROVENANCES
+    ),
 ]
 
 
@@ -265,7 +283,7 @@ def test_a_damaged_row_does_not_hide_the_others(
     path: Path, damage: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     good = [make_row(), make_row("torch.flash")]
-    bad = make_row("bad", provenance=replace(PROVENANCE, host="bad"))
+    bad = make_row("bad", provenance=replace(PROVENANCE, host="bad", details="{}"))
     fill(path, good[0], bad, good[1])
     sql(path, damage)
     with caplog.at_level(logging.WARNING):

@@ -5,7 +5,7 @@ Measurements are only ever added: the best kernel is a query, and a failure is a
 
 from __future__ import annotations
 
-from sqlalchemy import BigInteger, Boolean, Double, ForeignKey, Index, MetaData, String, Text
+from sqlalchemy import Double, ForeignKey, Index, MetaData, String, Text
 from sqlalchemy import UniqueConstraint as Unique
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
@@ -41,25 +41,20 @@ class Device(Base):
 
 
 class Provenance(Base):
-    """What measurements were made with; `digest` is the SHA-256 of all its columns."""
+    """What measurements were made with: a JSON object, and its SHA-256, by which it is found."""
 
     __tablename__ = "autofa_provenance"
 
     id: Mapped[int] = mapped_column(primary_key=True)
     digest: Mapped[str] = mapped_column(Hash, unique=True)
-    autofa: Mapped[str] = mapped_column(Name)
-    torch: Mapped[str] = mapped_column(Name)
-    cuda: Mapped[str] = mapped_column(Name)
-    driver: Mapped[str] = mapped_column(Name)
-    compiler: Mapped[str] = mapped_column(Name)
-    host: Mapped[str] = mapped_column(Name)
-    details: Mapped[str] = mapped_column(Text)
+    document: Mapped[str] = mapped_column(Text)
 
 
 class Measurement(Base):
     """One row of `autofa.store.rows.Row`, which says what the columns mean.
 
-    `bucket` is the text of the shape's bucket. `content_hash` makes adding idempotent.
+    `problem` and `bucket` are texts such as `1,8,1024,64 f16 causal`. `content_hash` makes adding
+    idempotent.
     """
 
     __tablename__ = "autofa_measurement"
@@ -71,19 +66,7 @@ class Measurement(Base):
     provenance_id: Mapped[int] = mapped_column(ForeignKey("autofa_provenance.id"))
     created_at: Mapped[str] = mapped_column(String(40))
     bucket: Mapped[str] = mapped_column(Name)
-
-    dtype: Mapped[str] = mapped_column(String(8))
-    batch: Mapped[int] = mapped_column(BigInteger)
-    heads_q: Mapped[int] = mapped_column(BigInteger)
-    heads_kv: Mapped[int] = mapped_column(BigInteger)
-    seqlen_q: Mapped[int] = mapped_column(BigInteger)
-    seqlen_k: Mapped[int] = mapped_column(BigInteger)
-    head_dim: Mapped[int] = mapped_column(BigInteger)
-    head_dim_v: Mapped[int] = mapped_column(BigInteger)
-    mask: Mapped[str] = mapped_column(String(32))
-    dropout: Mapped[bool] = mapped_column(Boolean)
-    needs_grad: Mapped[bool] = mapped_column(Boolean)
-
+    problem: Mapped[str] = mapped_column(Name)
     slug: Mapped[str] = mapped_column(Name)
     family: Mapped[str] = mapped_column(Name)
     fingerprint: Mapped[str] = mapped_column(Name)

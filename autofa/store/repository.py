@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
@@ -22,11 +21,10 @@ from autofa.store import engines, files, migrate
 from autofa.store.columns import (
     DEVICE_COLUMNS,
     OWN_COLUMNS,
-    PROBLEM_COLUMNS,
-    PROVENANCE_COLUMNS,
-    RECORD_COLUMNS,
     SCHEMA,
     Decoder,
+    problem_text,
+    provenance_text,
     warn_damaged,
 )
 from autofa.store.models import Device, Measurement, Provenance
@@ -228,10 +226,9 @@ class _Ids:
         return self._id(Device, values, values)
 
     def provenance(self, row: Row) -> int:
-        values = {name: getattr(row.provenance, name) for name in PROVENANCE_COLUMNS}
-        text = json.dumps(values, sort_keys=True)
-        digest = {"digest": hashlib.sha256(text.encode("ascii")).hexdigest()}
-        return self._id(Provenance, digest, {**values, **digest})
+        document = provenance_text(row.provenance)
+        digest = {"digest": hashlib.sha256(document.encode("ascii")).hexdigest()}
+        return self._id(Provenance, digest, {"document": document, **digest})
 
     def _id(
         self,
@@ -255,20 +252,17 @@ def _values(row: Row, ids: _Ids) -> dict[str, Any]:
         "provenance_id": ids.provenance(row),
         "created_at": row.provenance.created_at,
         "bucket": str(row.bucket),
-        **{name: getattr(row.problem, name) for name in PROBLEM_COLUMNS},
+        "problem": problem_text(row.problem),
         **{name: getattr(row, name) for name in OWN_COLUMNS},
     }
 
 
 def _select() -> Select[Any]:
-    owners = {
-        **dict.fromkeys(DEVICE_COLUMNS, Device),
-        **dict.fromkeys(PROVENANCE_COLUMNS, Provenance),
-    }
-    names = (*DEVICE_COLUMNS, *RECORD_COLUMNS)
-    columns = (getattr(owners.get(name, Measurement), name) for name in names)
+    devices = [getattr(Device, name) for name in DEVICE_COLUMNS]
+    own = [getattr(Measurement, name) for name in OWN_COLUMNS]
+    shared = (Measurement.problem, Measurement.created_at, Provenance.document)
     return (
-        select(*columns)
+        select(*devices, *shared, *own)
         .join_from(Measurement, Device)
         .join(Provenance, Measurement.provenance_id == Provenance.id)
     )
@@ -278,9 +272,8 @@ def _not_contradicted() -> ColumnElement[bool]:
     # The same words as the view `autofa_dispatch`.
     failure, later = aliased(Measurement), aliased(Measurement)
     kernel = ("device_id", "bucket", "slug", "fingerprint")
-    shape = ("batch", "heads_q", "seqlen_q", "seqlen_k", "dropout", "needs_grad")
     repaired = exists().where(
-        *(getattr(later, name) == getattr(failure, name) for name in kernel + shape),
+        *(getattr(later, name) == getattr(failure, name) for name in (*kernel, "problem")),
         later.status == "ok",
         later.created_at > failure.created_at,
     )

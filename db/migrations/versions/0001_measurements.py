@@ -34,11 +34,7 @@ def upgrade() -> None:
         "autofa_provenance",
         sa.Column("id", sa.Integer, nullable=False),
         sa.Column("digest", sa.String(64), nullable=False),
-        *(
-            sa.Column(name, NAME, nullable=False)
-            for name in ("autofa", "torch", "cuda", "driver", "compiler", "host")
-        ),
-        sa.Column("details", sa.Text, nullable=False),
+        sa.Column("document", sa.Text, nullable=False),
         sa.PrimaryKeyConstraint("id", name="pk_autofa_provenance"),
         sa.UniqueConstraint("digest", name="uq_autofa_provenance_digest"),
     )
@@ -50,22 +46,7 @@ def upgrade() -> None:
         sa.Column("provenance_id", sa.Integer, nullable=False),
         sa.Column("created_at", sa.String(40), nullable=False),
         sa.Column("bucket", NAME, nullable=False),
-        sa.Column("dtype", sa.String(8), nullable=False),
-        *(
-            sa.Column(name, sa.BigInteger, nullable=False)
-            for name in (
-                "batch",
-                "heads_q",
-                "heads_kv",
-                "seqlen_q",
-                "seqlen_k",
-                "head_dim",
-                "head_dim_v",
-            )
-        ),
-        sa.Column("mask", sa.String(32), nullable=False),
-        sa.Column("dropout", sa.Boolean, nullable=False),
-        sa.Column("needs_grad", sa.Boolean, nullable=False),
+        sa.Column("problem", NAME, nullable=False),
         sa.Column("slug", NAME, nullable=False),
         sa.Column("family", NAME, nullable=False),
         sa.Column("fingerprint", NAME, nullable=False),
@@ -113,9 +94,7 @@ DISPATCH = """
 CREATE VIEW autofa_dispatch AS
 SELECT m.id, (SELECT version_num FROM autofa_alembic_version) AS revision,
        d.kind, d.name, d.arch, d.units, d.memory_gib,
-       m.dtype, m.batch, m.heads_q, m.heads_kv, m.seqlen_q, m.seqlen_k, m.head_dim, m.head_dim_v,
-       m.mask, m.dropout, m.needs_grad,
-       m.created_at, p.autofa, p.torch, p.cuda, p.driver, p.compiler, p.host, p.details,
+       m.problem, m.created_at, p.document AS provenance,
        m.slug, m.family, m.fingerprint, m.status, m.run,
        m.time_ms, m.call_ms, m.time_spread, m.call_spread,
        m.time_p10, m.time_p90, m.call_p10, m.call_p90,
@@ -130,9 +109,7 @@ WHERE m.status = 'ok' AND (m.device_id, m.bucket, m.slug, m.fingerprint) NOT IN 
         SELECT 1 FROM autofa_measurement g
         WHERE g.device_id = f.device_id AND g.bucket = f.bucket AND g.slug = f.slug
           AND g.fingerprint = f.fingerprint AND g.status = 'ok' AND g.created_at > f.created_at
-          AND g.batch = f.batch AND g.heads_q = f.heads_q
-          AND g.seqlen_q = f.seqlen_q AND g.seqlen_k = f.seqlen_k
-          AND g.dropout = f.dropout AND g.needs_grad = f.needs_grad
+          AND g.problem = f.problem
     )
 )
 """

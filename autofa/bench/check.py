@@ -29,6 +29,7 @@ _FLOOR = {"f32": 32 * 2.0**-23, "f16": 2.0**-10, "bf16": 2.0**-7}
 _PER_SCORE = 4 * 2.0**-23
 # Log-sum-exp, absolute: 16-bit kernels may sum rounded weights.
 _LSE_FLOOR = {"f32": 1e-4, "f16": 2e-3, "bf16": 1e-2}
+_SHOWN_VALUES = 3
 # References and inputs are kept while they fit in so many bytes.
 _KEEP_BYTES = {"cpu": 1 << 30, "cuda": 1 << 33}
 
@@ -42,6 +43,7 @@ class CheckResult:
     reference_error: plain SDPA's on the same rows.
     message: what is wrong, one line.
     wrote_outside: memory that was not its own was written; the process should end.
+    values: the first values of the output of the last case, the problem itself.
     """
 
     ok: bool
@@ -49,6 +51,7 @@ class CheckResult:
     reference_error: float | None = None
     message: str = ""
     wrote_outside: bool = False
+    values: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -224,7 +227,8 @@ def _check_called(kernel: Kernel, case: Case, truths: Truths) -> CheckResult:
     error, wrong = _compare(first, truth, case)
     if wrong is None and not torch.equal(first, second):
         wrong = _race(case)
-    return CheckResult(wrong is None, error, truth.sdpa_error, wrong or "")
+    values = tuple(first[0, 0, 0, :_SHOWN_VALUES].tolist())
+    return CheckResult(wrong is None, error, truth.sdpa_error, wrong or "", values=values)
 
 
 def check(

@@ -58,6 +58,7 @@ class Outcome:
         timing: where it was timed.
         baseline: plain SDPA over the same rounds as `timing`; over all where those were few.
         seconds: wall time that this candidate cost.
+        values: the first values of its output on the problem itself, where it was checked.
     """
 
     slug: str
@@ -67,6 +68,7 @@ class Outcome:
     timing: Timing | None = None
     baseline: Timing | None = None
     seconds: float = 0.0
+    values: tuple[float, ...] = ()
 
     @property
     def ok(self) -> bool:

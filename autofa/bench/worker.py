@@ -104,7 +104,7 @@ class Session:
         finally:
             self.board.stop()
         status = "ok" if result.ok else "wrong_result"
-        outcome = Outcome(slug, status, result.message, result.error)
+        outcome = Outcome(slug, status, result.message, result.error, values=result.values)
         return CheckReply(outcome, tainted=result.wrote_outside)
 
     def _rotation(self, problem: Problem) -> list[Inputs]:

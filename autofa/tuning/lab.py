@@ -20,7 +20,14 @@ from autofa.tuning.building import Builder
 class Measurer(Protocol):
     """`autofa.bench.client.Worker`, or what stands in for it."""
 
-    def check(self, candidate: Candidate, library: Path | None, problem: Problem) -> Outcome: ...
+    def check(
+        self,
+        candidate: Candidate,
+        library: Path | None,
+        problem: Problem,
+        *,
+        thorough: bool = True,
+    ) -> Outcome: ...
 
     def time(
         self, entrants: Sequence[Entrant], problem: Problem, plan: Plan | None = None

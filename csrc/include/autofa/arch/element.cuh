@@ -9,7 +9,7 @@ namespace autofa {
 
 struct F16 {
   static constexpr int dtype = AUTOFA_F16;
-  static constexpr uint32_t exponent = 0x7c00;  // all ones in infinities and NaNs only
+  static constexpr uint16_t exponent = 0x7c00;  // all ones in infinities and NaNs only
 
   // Two floats rounded to nearest, `low` in the lower half.
   static __device__ __forceinline__ uint32_t pack(float low, float high) {
@@ -26,7 +26,7 @@ struct F16 {
 
 struct Bf16 {
   static constexpr int dtype = AUTOFA_BF16;
-  static constexpr uint32_t exponent = 0x7f80;
+  static constexpr uint16_t exponent = 0x7f80;
 
   static __device__ __forceinline__ uint32_t pack(float low, float high) {
     uint32_t packed;

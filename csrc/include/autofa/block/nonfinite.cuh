@@ -9,13 +9,13 @@
 
 namespace autofa {
 
-// Which 16-bit halves of a word are infinite or NaN, as 0xffff each.
+// The top bit of each 16-bit half that is infinite or NaN: adding one to an exponent of all ones
+// carries into the sign's place.
 template <class Element>
-__device__ __forceinline__ uint32_t nonfinite_halves(uint32_t word) {
-  constexpr uint32_t exponent = Element::exponent;
-  const uint32_t low = (word & exponent) == exponent ? 0x0000ffffu : 0u;
-  const uint32_t high = (word >> 16 & exponent) == exponent ? 0xffff0000u : 0u;
-  return low | high;
+__device__ __forceinline__ uint32_t nonfinite_bits(uint32_t word) {
+  constexpr uint32_t exponents = Element::exponent * 0x10001u;
+  constexpr uint32_t ones = 0x80008000u - exponents;
+  return ((word & exponents) + ones) & 0x80008000u;
 }
 
 // For a tile that hides some keys from some rows: adds its non-finite values to `out` for the rows
@@ -26,14 +26,14 @@ template <class Element, class VTile, class Loader, class Limit, int MTiles, int
 __device__ __forceinline__ void isolate_nonfinite(float (&out)[MTiles][OTiles][4],
                                                   const Loader& loader, uint32_t values,
                                                   const Limit& limit, int row, int first_key) {
-  bool found = false;
+  uint32_t found = 0;
   loader.for_each_chunk(values, [&](uint32_t address) {
     uint32_t words[4];
     load_shared_16(words, address);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) found |= nonfinite_halves<Element>(words[i]) != 0;
+    for (int i = 0; i < 4; ++i) found |= nonfinite_bits<Element>(words[i]);
   });
-  if (!__syncthreads_or(found)) return;
+  if (!__syncthreads_or(found != 0)) return;
 
 #pragma unroll 1
   for (int key = 0; key < VTile::rows; ++key) {
@@ -41,11 +41,11 @@ __device__ __forceinline__ void isolate_nonfinite(float (&out)[MTiles][OTiles][4
     for (int n = 0; n < OTiles; ++n) {
       const uint32_t chunk = VTile::offset(key, n % VTile::row_chunks, n / VTile::row_chunks);
       const uint32_t word = load_shared_4(values + chunk + threadIdx.x % 4 * 4);
-      const uint32_t odd = nonfinite_halves<Element>(word);
+      const uint32_t odd = nonfinite_bits<Element>(word);
       if (odd == 0) continue;
       for_each_row<MTiles>([&](int m, int half) {
         if (first_key + key >= limit(row + m * 16 + half * 8)) return;
-        if (odd & 0xffffu) out[m][n][2 * half] += Element::unpack(word & 0xffffu);
+        if (odd & 0x8000u) out[m][n][2 * half] += Element::unpack(word & 0xffffu);
         if (odd >> 16) out[m][n][2 * half + 1] += Element::unpack(word >> 16);
       });
     }
@@ -55,7 +55,7 @@ __device__ __forceinline__ void isolate_nonfinite(float (&out)[MTiles][OTiles][4
     uint32_t words[4];
     load_shared_16(words, address);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) words[i] &= ~nonfinite_halves<Element>(words[i]);
+    for (int i = 0; i < 4; ++i) words[i] &= ~((nonfinite_bits<Element>(words[i]) >> 15) * 0xffffu);
     store_shared_16(address, words);
   });
   __syncthreads();

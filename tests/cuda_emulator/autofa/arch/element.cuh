@@ -8,7 +8,7 @@ namespace autofa {
 
 struct F16 {
   static constexpr int dtype = AUTOFA_F16;
-  static constexpr uint32_t exponent = 0x7c00;
+  static constexpr uint16_t exponent = 0x7c00;
 
   static uint32_t pack(float low, float high) { return round(low) | round(high) << 16; }
   static uint32_t round(float value) {
@@ -26,7 +26,7 @@ struct F16 {
 
 struct Bf16 {
   static constexpr int dtype = AUTOFA_BF16;
-  static constexpr uint32_t exponent = 0x7f80;
+  static constexpr uint16_t exponent = 0x7f80;
 
   static uint32_t pack(float low, float high) { return round(low) | round(high) << 16; }
   static uint32_t round(float value) {

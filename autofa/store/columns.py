@@ -31,8 +31,8 @@ VERSION_TABLE = "autofa_alembic_version"
 DEVICE_COLUMNS = ("kind", "name", "arch", "units", "memory_gib")
 # Everything of a row but its device, problem and provenance, in the order of its fields.
 OWN_COLUMNS = tuple(n for n in ROW_FIELDS if n not in ("device", "problem", "provenance"))
-# What a decoder is given. Problem and provenance are one text each: 17 columns fewer, of what
-# repeats over many rows, halve the time that SQLite takes to hand 2,000 rows over.
+# What a decoder is given. Problem and provenance are one text each: 17 columns fewer cut the time
+# that SQLite takes to hand over 2,000 rows from 14 to 9 ms.
 RECORD_COLUMNS = ("problem", "created_at", "provenance", *OWN_COLUMNS)
 _VERSIONS = tuple(n for n in PARTS["provenance"] if n != "created_at")
 

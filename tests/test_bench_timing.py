@@ -108,7 +108,7 @@ def test_a_disturbed_first_round_neither_drops_the_best_nor_spoils_its_ratio() -
     assert baseline.time_ms / slow.time_ms == pytest.approx(0.2)
 
 
-def test_ratios_are_of_common_rounds() -> None:
+def test_ratios_follow_the_drift_of_common_rounds() -> None:
     # Everything becomes twice as slow after round 7; one candidate is there only before.
     world = World(lambda turn: 1.0 if turn <= 7 else 2.0)
     result, _ = world.run([1.0, 1.1, 1.2, 1.3, 1.4, 1.5], Plan(finalists=1, budget_s=1e9))

@@ -56,7 +56,8 @@ class Outcome:
         message: one line; empty when ok.
         error: largest absolute difference from float64 on the problem itself, where it was checked.
         timing: where it was timed.
-        baseline: plain SDPA over the same rounds as `timing`; over all where those were few.
+        baseline: plain SDPA in the same rounds as `timing`. For a candidate that left early these
+            are SDPA's values over the whole run, times how all others differed in its rounds.
         seconds: wall time that this candidate cost.
         values: the first values of its output on the problem itself, where it was checked.
     """

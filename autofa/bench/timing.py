@@ -11,7 +11,7 @@ import gc
 import random
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from autofa.bench.protocol import Plan, Timing
@@ -20,9 +20,6 @@ from autofa.bench.stats import compare, quantile, summarize
 # A candidate whose fastest sample is this much slower than the best median after so many rounds
 # leaves the screening. Its fastest, since what disturbs a sample only ever adds to it.
 _LEAVES = ((2, 8.0), (3, 3.0), (5, 1.6))
-# With fewer rounds than this, a ratio to plain SDPA takes all of SDPA's samples of the run: one
-# disturbed sample of the common rounds would weigh more than the drift that pairing takes out.
-_PAIRED_ROUNDS = 7
 
 
 class Turn(Protocol):
@@ -40,17 +37,15 @@ class _Track:
     turn: Turn
     samples: dict[int, tuple[float, float]] = field(default_factory=dict)
 
-    def values(self, column: int, rounds: Sequence[int] | None = None) -> list[float]:
-        rounds = list(self.samples) if rounds is None else rounds
-        return [self.samples[r][column] for r in rounds]
+    def values(self, column: int) -> list[float]:
+        return [sample[column] for sample in self.samples.values()]
 
     def median(self, column: int) -> float:
         return quantile(sorted(self.values(column)), 0.5)
 
-    def timing(self, rounds: Sequence[int] | None = None) -> Timing:
-        resolution = self.turn.resolution_ms
-        device = summarize(self.values(0, rounds), resolution)
-        call = summarize(self.values(1, rounds), resolution)
+    def timing(self) -> Timing:
+        device = summarize(self.values(0), self.turn.resolution_ms)
+        call = summarize(self.values(1), self.turn.resolution_ms)
         return Timing(
             device.median,
             call.median,
@@ -58,14 +53,13 @@ class _Track:
             call.spread,
             (device.p10, device.p90),
             (call.p10, call.p90),
-            len(self.samples if rounds is None else rounds),
+            len(self.samples),
         )
 
 
 @dataclass(frozen=True)
 class Result:
-    """Timings by candidate index, and the baseline's over each candidate's rounds (over all rounds
-    where those are few)."""
+    """Timings by candidate index, and the baseline's as it was in each candidate's rounds."""
 
     timings: tuple[Timing | None, ...]
     baselines: tuple[Timing | None, ...]
@@ -87,15 +81,38 @@ def _slow(tracks: Sequence[_Track], active: list[int], column: int, baseline: in
 
 
 def _resolved(tracks: Sequence[_Track], active: list[int], column: int, tie: float) -> bool:
-    leader = min(active, key=lambda i: tracks[i].median(column))
-    ahead = tracks[leader]
-    for i in active:
-        if i != leader:
-            common = [r for r in tracks[i].samples if r in ahead.samples]
-            own, theirs = tracks[i].values(column, common), ahead.values(column, common)
-            if compare(own, theirs, tie) not in ("slower", "equal"):
-                return False
-    return True
+    """Whether the order of those who took part in all rounds is known."""
+    leader = tracks[min(active, key=lambda i: tracks[i].median(column))]
+    ahead = leader.values(column)
+    others = (tracks[i] for i in active if tracks[i] is not leader)
+    return all(compare(t.values(column), ahead, tie) in ("slower", "equal") for t in others)
+
+
+def _drift(present: Sequence[_Track], rounds: Sequence[int], column: int) -> float:
+    """How the times of `rounds` compare with those of all rounds: 1 if all were alike.
+
+    Told by all who took part throughout, since the few samples of plain SDPA alone would bring
+    their own noise into the ratio of every candidate that left early.
+    """
+    ratios = [
+        track.samples[r][column] / median
+        for track in present
+        for median in [track.median(column)]
+        for r in rounds
+    ]
+    return quantile(sorted(ratios), 0.5)
+
+
+def _at(baseline: Timing, time_drift: float, call_drift: float, rounds: int) -> Timing:
+    (time_low, time_high), (call_low, call_high) = baseline.time_quantiles, baseline.call_quantiles
+    return replace(
+        baseline,
+        time_ms=baseline.time_ms * time_drift,
+        call_ms=baseline.call_ms * call_drift,
+        time_quantiles=(time_low * time_drift, time_high * time_drift),
+        call_quantiles=(call_low * call_drift, call_high * call_drift),
+        samples=rounds,
+    )
 
 
 def take_turns(
@@ -143,12 +160,16 @@ def take_turns(
     finally:
         if collecting:
             gc.enable()
-    base = tracks[baseline]
+    present = [track for track in tracks if len(track.samples) == played]
+    plain = tracks[baseline].timing() if played else None
     timings: list[Timing | None] = []
     baselines: list[Timing | None] = []
     for track in tracks:
         rounds = list(track.samples)
         timings.append(track.timing() if rounds else None)
-        paired = rounds if len(rounds) >= _PAIRED_ROUNDS else None
-        baselines.append(base.timing(paired) if rounds else None)
+        if plain is None or len(rounds) == played:
+            baselines.append(plain)
+        else:
+            time_drift, call_drift = (_drift(present, rounds, column) for column in (0, 1))
+            baselines.append(_at(plain, time_drift, call_drift, len(rounds)))
     return Result(tuple(timings), tuple(baselines), played, resolved)

@@ -111,7 +111,9 @@ def test_a_disturbed_first_round_neither_drops_the_best_nor_spoils_its_ratio() -
 def test_ratios_follow_the_drift_of_common_rounds() -> None:
     # Everything becomes twice as slow after round 7; one candidate is there only before.
     world = World(lambda turn: 1.0 if turn <= 7 else 2.0)
-    result, _ = world.run([1.0, 1.1, 1.2, 1.3, 1.4, 1.5], Plan(finalists=1, budget_s=1e9))
+    result, _ = world.run(
+        [1.0, 1.1, 1.2, 1.3, 1.4, 1.5], Plan(screen_rounds=7, finalists=1, budget_s=1e9)
+    )
     for index, expected in ((1, 1.1), (5, 1.5)):
         own, baseline = result.timings[index], result.baselines[index]
         assert own is not None

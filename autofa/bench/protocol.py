@@ -102,7 +102,8 @@ class Plan:
     Attributes:
         mode: `eager` ranks by call_ms, `graph` by time_ms.
         budget_s: the rounds stop after this long, at the end of a round.
-        screen_rounds: rounds in which all take part; slow ones leave earlier.
+        screen_rounds: rounds in which all take part; slow ones leave earlier. From nine samples on
+            the interval of the median leaves out the outermost ones.
         min_rounds, max_rounds: of the finalists, screening included.
         finalists: how many stay after the screening, beside the baseline.
         tie: finalists whose times differ by less (0.01 is 1%) count as equal.
@@ -111,7 +112,7 @@ class Plan:
 
     mode: str = "eager"
     budget_s: float = 5.0
-    screen_rounds: int = 7
+    screen_rounds: int = 9
     min_rounds: int = 15
     max_rounds: int = 63
     finalists: int = 4

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from runtime_variants import require_runtime
 
@@ -47,11 +47,13 @@ def key_of_call(*arguments: object, **options: object) -> LaunchKey:
     return seen[0]
 
 
+@settings(deadline=None)
 @given(st.one_of(st.integers(0, 1 << 20), st.integers(0, (1 << 62) - 1)))
 def test_the_bucket_has_a_twin(n: int) -> None:
     assert extension.bucket(n) == nearest_power_of_two(n)
 
 
+@settings(deadline=None)
 @given(st.integers(0, 30), st.integers(-2, 2))
 def test_the_twins_agree_where_buckets_meet(power: int, offset: int) -> None:
     edge = int(2 ** (power + 0.5)) + offset
@@ -61,6 +63,7 @@ def test_the_twins_agree_where_buckets_meet(power: int, offset: int) -> None:
 sizes = st.sampled_from((1, 2, 3, 5, 6, 7, 11, 12, 23, 33))
 
 
+@settings(deadline=None)
 @given(
     batch=sizes,
     heads=st.sampled_from(((1, 1), (2, 1), (3, 3), (6, 2), (12, 3))),

@@ -49,7 +49,7 @@ def reference(
     return scores.softmax(-1).nan_to_num(0) @ v
 
 
-TOLERANCE = {torch.float32: 4e-6, torch.float16: 6e-3, torch.bfloat16: 5e-2}
+TOLERANCE = {torch.float32: 4e-6, torch.float16: 1e-2, torch.bfloat16: 8e-2}
 
 
 @pytest.mark.parametrize("vendor", ON_CPU, ids=str)

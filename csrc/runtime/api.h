@@ -49,7 +49,7 @@ AUTOFA_API void autofa_set_miss(autofa_miss_fn fn);  // null: a miss is torch.sd
 // bytes that its base pointers and strides must be multiples of.
 AUTOFA_API int64_t autofa_add_library(const char* path, const char* slug, int32_t alignment,
                                       char* error, int64_t error_bytes);
-AUTOFA_API int64_t autofa_add_vendor(const char* slug);  // -1: unknown, or not in this torch
+AUTOFA_API int64_t autofa_add_vendor(const char* slug);  // -1: unknown
 
 AUTOFA_API void autofa_table_set(const autofa_key* key, int64_t id);  // a negative id removes
 AUTOFA_API int64_t autofa_table_get(const autofa_key* key);           // -1: absent

@@ -64,8 +64,12 @@ void Tensor::read() {
   check(aoti_torch_get_dtype(tensor, &dtype), "reading a dtype");
   check(aoti_torch_get_device_type(tensor, &device_type), "reading a device");
   check(aoti_torch_get_device_index(tensor, &device_index), "reading a device");
-  sizes = size;
-  strides = stride;
+  require(rank <= kMaxRank, "rank: got ", rank, "; supported: 2 ... ", kMaxRank,
+          "; flatten leading dims");
+  for (int64_t i = 0; i < rank; ++i) {
+    sizes[i] = size[i];
+    strides[i] = stride[i];
+  }
 }
 
 std::ostream& operator<<(std::ostream& text, const Tensor& tensor) {
@@ -78,10 +82,20 @@ std::ostream& operator<<(std::ostream& text, const Call& call) {
   return text << "query " << call.q << ", key " << call.k << ", value " << call.v;
 }
 
+namespace {
+Handle tensor(uint64_t word) { return Handle(reinterpret_cast<AtenTensorHandle>(word)); }
+}  // namespace
+
+Call Call::plain(uint64_t* stack) {
+  Call call;
+  call.q.handle = tensor(stack[0]);
+  call.k.handle = tensor(stack[1]);
+  call.v.handle = tensor(stack[2]);
+  call.causal = static_cast<bool>(stack[3] & 0xff);
+  return call;
+}
+
 Call::Call(uint64_t* stack) {
-  const auto tensor = [](uint64_t value) {
-    return Handle(reinterpret_cast<AtenTensorHandle>(value));
-  };
   q.handle = tensor(stack[0]);
   k.handle = tensor(stack[1]);
   v.handle = tensor(stack[2]);
@@ -118,9 +132,8 @@ void Call::inspect() {
   require(dtype >= 0 || q.dtype == codes.f64,
           "dtype: got one that attention is not defined for; supported: f32, f16, bf16, "
           "f64; cast query, key and value");
-  require(q.rank >= 2 && k.rank >= 2 && v.rank >= 2 && q.rank <= kMaxRank && k.rank <= kMaxRank &&
-              v.rank <= kMaxRank,
-          "rank: got ", *this, "; supported: (..., N, D); add the missing dims");
+  require(q.rank >= 2 && k.rank >= 2 && v.rank >= 2, "rank: got ", *this,
+          "; supported: (..., N, D); add the missing dims");
   require(q.size(1) == k.size(1), "head dim: got ", *this,
           "; supported: one head dim for query and key; slice or pad one of them");
   require(k.size(2) == v.size(2), "length: got ", *this,

@@ -19,9 +19,9 @@ constexpr int kMaxRank = 16;
 
 struct Tensor {
   Handle handle;
-  void read();                     // fills what follows from the handle
-  const int64_t* sizes = nullptr;  // borrowed from the tensor
-  const int64_t* strides = nullptr;
+  void read();              // fills what follows from the handle
+  int64_t sizes[kMaxRank];  // copies: the handle may be handed on before the call ends
+  int64_t strides[kMaxRank];
   const void* data = nullptr;
   int64_t rank = 0;
   int32_t dtype = -1;
@@ -56,6 +56,8 @@ struct Call {
   // Takes over the tensors and the boxed optionals of (query, key, value, attn_mask, is_causal,
   // scale, enable_gqa, lower_right).
   explicit Call(uint64_t* stack);
+  // Of (query, key, value, is_causal) alone.
+  static Call plain(uint64_t* stack);
 
   bool on_cuda() const { return q.device_type == codes.cuda; }
 
@@ -71,6 +73,7 @@ struct Call {
   autofa_key key(bool graph, int32_t flags) const;
 
  private:
+  Call() = default;
   void inspect_any();
   void fill_params();
   void fill_output(const int64_t* sizes, int64_t rank);

@@ -27,7 +27,7 @@ const Kernel* kernel_of(int64_t id);
 // Loads a library once per path. Throws std::runtime_error with the reason if it is not usable.
 int64_t add_library(const std::string& path, const std::string& slug, int32_t alignment);
 
-// -1 if the slug is unknown here, or this torch has not what it needs.
+// -1 if the slug is unknown here.
 int64_t add_vendor(const std::string& slug);
 
 }  // namespace autofa::runtime

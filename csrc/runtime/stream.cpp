@@ -17,11 +17,9 @@ using IsCapturing = int32_t (*)(void*, int32_t*);    // CUresult, CUstreamCaptur
 
 }  // namespace
 
-void* cuda_symbol(const char* name) { return symbol_of("libtorch_cuda.so", name); }
-
 bool current_stream(int32_t device_index, void** stream) {
-  static const auto get =
-      reinterpret_cast<CurrentStream>(cuda_symbol("aoti_torch_get_current_cuda_stream"));
+  static const auto get = reinterpret_cast<CurrentStream>(
+      symbol_of("libtorch_cuda.so", "aoti_torch_get_current_cuda_stream"));
   return get != nullptr && get(device_index, stream) == 0;
 }
 

@@ -7,9 +7,6 @@
 
 namespace autofa::runtime {
 
-// A symbol of libtorch_cuda.so; null where that is not loaded or has none of this name.
-void* cuda_symbol(const char* name);
-
 // torch's current stream of a device. False where it cannot be told: then nothing may be launched,
 // since the null stream is not a substitute (a graph captured with it comes out empty).
 bool current_stream(int32_t device_index, void** stream);

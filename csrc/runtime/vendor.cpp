@@ -2,15 +2,12 @@
 // skip the dispatcher; what SDPA does around them (padding, grouped heads, masks) is done here.
 #include "vendor.h"
 
-#include <torch/csrc/inductor/aoti_torch/generated/c_shim_cpu.h>
 #include <torch/csrc/stable/version.h>
 
 #include <cmath>
 #include <cstring>
 #include <limits>
 #include <stdexcept>
-
-#include "stream.h"
 
 // From torch 2.13 on; the address is null under older ones.
 extern "C" const char* torch_exception_get_what_without_backtrace() __attribute__((weak));
@@ -26,42 +23,6 @@ void throw_torch_failure(const char* what) {
 }
 
 namespace {
-
-using Shim = AOTITorchError;
-using Flash = Shim(AtenTensorHandle, AtenTensorHandle, AtenTensorHandle, double, int32_t, int32_t,
-                   double*, AtenTensorHandle*, AtenTensorHandle*, AtenTensorHandle*,
-                   AtenTensorHandle*, int64_t*, int64_t*, AtenTensorHandle*, AtenTensorHandle*,
-                   AtenTensorHandle*);
-using Efficient = Shim(AtenTensorHandle, AtenTensorHandle, AtenTensorHandle, AtenTensorHandle*,
-                       int32_t, double, int32_t, double*, AtenTensorHandle*, AtenTensorHandle*,
-                       AtenTensorHandle*, AtenTensorHandle*);
-using Cudnn = Shim(AtenTensorHandle, AtenTensorHandle, AtenTensorHandle, AtenTensorHandle*, int32_t,
-                   double, int32_t, int32_t, double*, AtenTensorHandle*, AtenTensorHandle*,
-                   AtenTensorHandle*, AtenTensorHandle*, int64_t*, int64_t*, AtenTensorHandle*,
-                   AtenTensorHandle*, AtenTensorHandle*);
-
-template <class Function>
-Function* cuda_shim(const char* name) {
-  return reinterpret_cast<Function*>(cuda_symbol(name));
-}
-
-Flash* flash_cuda() {
-  static Flash* const found =
-      cuda_shim<Flash>("aoti_torch_cuda__scaled_dot_product_flash_attention");
-  return found;
-}
-
-Efficient* efficient_cuda() {
-  static Efficient* const found =
-      cuda_shim<Efficient>("aoti_torch_cuda__scaled_dot_product_efficient_attention");
-  return found;
-}
-
-Cudnn* cudnn_cuda() {
-  static Cudnn* const found =
-      cuda_shim<Cudnn>("aoti_torch_cuda__scaled_dot_product_cudnn_attention");
-  return found;
-}
 
 // ---- boxing for the dispatcher: each value becomes a 64-bit word that the callee takes over ----
 
@@ -79,10 +40,17 @@ uint64_t optional_word(T value) {
 }
 constexpr uint64_t kNone = 0;
 
-template <size_t N>
-Handle call_op(const char* name, const char* overload, uint64_t (&stack)[N]) {
+// Calls an op with `stack` as its arguments and gives its first result. `results` has a letter per
+// result, in order: 't' a tensor, 'i' an integer; the stack must have room for them.
+template <size_t N, size_t M = 2>
+Handle call_op(const char* name, const char* overload, uint64_t (&stack)[N],
+               const char (&results)[M] = "t") {
+  static_assert(N >= M - 1, "the stack has room for the results");
   // The version whose schemas these stacks are written for, so that a later torch can adapt them.
   check(torch_call_dispatcher(name, overload, stack, TORCH_TARGET_VERSION), name);
+  for (size_t i = 1; i + 1 < M; ++i) {
+    if (results[i] == 't') Handle(reinterpret_cast<AtenTensorHandle>(stack[i]));
+  }
   return Handle(reinterpret_cast<AtenTensorHandle>(stack[0]));
 }
 
@@ -140,25 +108,19 @@ Handle merged_mask(Call& call) {
 // ---- operands as the single backends take them: 4-D, padded, heads expanded ----
 
 struct Operand {
-  AtenTensorHandle handle;
-  Handle owned;
+  Handle handle;
   int64_t sizes[4];
   int64_t strides[4];
-
-  void own(Handle tensor) {
-    owned = std::move(tensor);
-    handle = owned.get();
-  }
 };
 
-Operand operand(const Tensor& tensor) {
-  Operand result{tensor.handle.get(), {}, {1, 0, 0, 0}, {0, 0, 0, 0}};
+Operand operand(Tensor& tensor) {
+  Operand result{std::move(tensor.handle), {1, 0, 0, 0}, {0, 0, 0, 0}};
   const int skip = 4 - static_cast<int>(tensor.rank);
   std::memcpy(result.sizes + skip, tensor.sizes, tensor.rank * sizeof(int64_t));
   std::memcpy(result.strides + skip, tensor.strides, tensor.rank * sizeof(int64_t));
   if (skip == 0) return result;
   result.strides[0] = result.sizes[1] * result.strides[1];
-  result.own(view(result.handle, 4, result.sizes, result.strides));
+  result.handle = view(result.handle.get(), 4, result.sizes, result.strides);
   return result;
 }
 
@@ -181,10 +143,10 @@ void pad(Operand& operand, const Tensor& like) {
   Handle fresh = contiguous(sizes, strides, like);
   check(aoti_torch_zero_(fresh.get()), "padding an operand");
   Handle inner = view(fresh.get(), 4, operand.sizes, strides);
-  check(aoti_torch_copy_(inner.get(), operand.handle, 0), "copying an operand");
+  check(aoti_torch_copy_(inner.get(), operand.handle.get(), 0), "copying an operand");
   std::memcpy(operand.sizes, sizes, sizeof(sizes));
   std::memcpy(operand.strides, strides, sizeof(strides));
-  operand.own(std::move(fresh));
+  operand.handle = std::move(fresh);
 }
 
 // (batch, heads / groups, groups, rows, columns); `groups` of 1 broadcasts.
@@ -193,16 +155,16 @@ Handle grouped(const Operand& operand, int64_t groups) {
   const int64_t* s = operand.strides;
   const int64_t sizes[] = {n[0], n[1] / groups, groups, n[2], n[3]};
   const int64_t strides[] = {s[0], s[1] * groups, s[1], s[2], s[3]};
-  return view(operand.handle, 5, sizes, strides);
+  return view(operand.handle.get(), 5, sizes, strides);
 }
 
 // Each head repeated `groups` times, since no strides can say so.
 void expand_heads(Operand& operand, int64_t groups, const Tensor& like) {
   if (groups == 1) return;
-  Operand fresh{nullptr, {}, {}, {}};
+  Operand fresh{{}, {}, {}};
   std::memcpy(fresh.sizes, operand.sizes, sizeof(fresh.sizes));
   fresh.sizes[1] *= groups;
-  fresh.own(contiguous(fresh.sizes, fresh.strides, like));
+  fresh.handle = contiguous(fresh.sizes, fresh.strides, like);
   Handle target = grouped(fresh, groups);
   Handle source = grouped(operand, 1);
   check(aoti_torch_copy_(target.get(), source.get(), 0), "repeating key heads");
@@ -240,37 +202,37 @@ const char* no_refusal(const Call&) { return nullptr; }
 
 const char* flash_refusal(const Call& call) {
   if (const char* why = equal_head_dims(call)) return why;
-  if (!call.on_cuda()) return call.lower_right ? upper_left(call) : nullptr;
-  return flash_cuda() == nullptr ? "this torch has not its shim" : square_if_causal(call);
+  if (call.on_cuda()) return square_if_causal(call);
+  return call.lower_right ? "its causal corner is the upper-left one" : nullptr;
 }
 
 const char* efficient_refusal(const Call& call) {
-  if (!call.on_cuda()) return "it runs on cuda only";
-  return efficient_cuda() == nullptr ? "this torch has not its shim" : upper_left(call);
+  return call.on_cuda() ? upper_left(call) : "it runs on cuda only";
 }
 
 const char* cudnn_refusal(const Call& call) {
   if (!call.on_cuda()) return "it runs on cuda only";
   if (const char* why = equal_head_dims(call)) return why;
-  return cudnn_cuda() == nullptr ? "this torch has not its shim" : square_if_causal(call);
+  return square_if_causal(call);
 }
 
+uint64_t scale_word(const Call& call) { return optional_word(call.scale); }
+
 Handle run_flash_cpu(Call& call) {
-  const Operand q = operand(call.q), k = operand(call.k), v = operand(call.v);
-  Handle bias;
-  AtenTensorHandle bias_handle = nullptr;
+  Operand q = operand(call.q), k = operand(call.k), v = operand(call.v);
+  uint64_t mask = kNone;
   if (call.has_mask) {
-    bias = std::move(call.mask.handle);
+    Handle bias = std::move(call.mask.handle);
     if (call.mask.dtype == codes.boolean)
       bias = where(std::move(bias), scalar(0), minus_infinity());
-    bias_handle = bias.get();
+    mask = optional_word(std::move(bias));
   }
-  Handle out, lse;
-  check(aoti_torch_cpu__scaled_dot_product_flash_attention_for_cpu(
-            q.handle, k.handle, v.handle, 0.0, call.causal, call.has_mask ? &bias_handle : nullptr,
-            &call.scale, out.receive(), lse.receive()),
-        "its CPU flash kernel");
-  return as_output(call, std::move(out));
+  uint64_t stack[] = {word(std::move(q.handle)), word(std::move(k.handle)),
+                      word(std::move(v.handle)), word(0.0),
+                      word(call.causal),         mask,
+                      scale_word(call)};
+  return as_output(call,
+                   call_op("aten::_scaled_dot_product_flash_attention_for_cpu", "", stack, "tt"));
 }
 
 Handle run_flash(Call& call) {
@@ -279,38 +241,44 @@ Handle run_flash(Call& call) {
   pad(q, call.q);
   pad(k, call.k);
   pad(v, call.v);
-  Handle out, lse, cum_q, cum_k, seed, offset, debug;
-  int64_t max_q, max_k;
-  check(flash_cuda()(q.handle, k.handle, v.handle, 0.0, call.causal, false, &call.scale,
-                     out.receive(), lse.receive(), cum_q.receive(), cum_k.receive(), &max_q, &max_k,
-                     seed.receive(), offset.receive(), debug.receive()),
-        "its flash kernel");
-  return as_output(call, std::move(out));
+  uint64_t stack[9] = {word(std::move(q.handle)), word(std::move(k.handle)),
+                       word(std::move(v.handle)), word(0.0),
+                       word(call.causal),         word(false),
+                       scale_word(call)};
+  return as_output(call,
+                   call_op("aten::_scaled_dot_product_flash_attention", "", stack, "ttttiittt"));
 }
 
 Handle run_efficient(Call& call) {
-  const Operand q = operand(call.q);
-  Operand k = operand(call.k), v = operand(call.v);
+  Operand q = operand(call.q), k = operand(call.k), v = operand(call.v);
   const int64_t groups = q.sizes[1] / k.sizes[1];
   expand_heads(k, groups, call.k);
   expand_heads(v, groups, call.v);
-  Handle out, lse, seed, offset;
-  check(
-      efficient_cuda()(q.handle, k.handle, v.handle, nullptr, false, 0.0, call.causal, &call.scale,
-                       out.receive(), lse.receive(), seed.receive(), offset.receive()),
-      "its memory-efficient kernel");
-  return as_output(call, std::move(out));
+  uint64_t stack[] = {word(std::move(q.handle)),
+                      word(std::move(k.handle)),
+                      word(std::move(v.handle)),
+                      kNone,
+                      word(false),
+                      word(0.0),
+                      word(call.causal),
+                      scale_word(call)};
+  return as_output(call,
+                   call_op("aten::_scaled_dot_product_efficient_attention", "", stack, "tttt"));
 }
 
 Handle run_cudnn(Call& call) {
-  const Operand q = operand(call.q), k = operand(call.k), v = operand(call.v);
-  Handle out, lse, cum_q, cum_k, seed, offset, debug;
-  int64_t max_q, max_k;
-  check(cudnn_cuda()(q.handle, k.handle, v.handle, nullptr, false, 0.0, call.causal, false,
-                     &call.scale, out.receive(), lse.receive(), cum_q.receive(), cum_k.receive(),
-                     &max_q, &max_k, seed.receive(), offset.receive(), debug.receive()),
-        "its cuDNN kernel");
-  return as_output(call, std::move(out));
+  Operand q = operand(call.q), k = operand(call.k), v = operand(call.v);
+  uint64_t stack[] = {word(std::move(q.handle)),
+                      word(std::move(k.handle)),
+                      word(std::move(v.handle)),
+                      kNone,
+                      word(false),
+                      word(0.0),
+                      word(call.causal),
+                      word(false),
+                      scale_word(call)};
+  return as_output(call,
+                   call_op("aten::_scaled_dot_product_cudnn_attention", "", stack, "ttttiittt"));
 }
 
 Handle matmul(Handle a, Handle b) {
@@ -319,7 +287,7 @@ Handle matmul(Handle a, Handle b) {
 }
 
 Handle run_unfused(Call& call) {
-  const Operand q = operand(call.q), v = operand(call.v);
+  Operand q = operand(call.q), v = operand(call.v);
   Operand k = operand(call.k);
   std::swap(k.sizes[2], k.sizes[3]);
   std::swap(k.strides[2], k.strides[3]);

@@ -16,7 +16,7 @@ struct Vendor {
   Handle (*launch)(Call&);
 };
 
-// Null if unknown, or if this torch has not the function.
+// Null if unknown.
 const Vendor* find_vendor(const std::string& slug);
 
 // The output in the strides that every kernel gives. May take tensors out of the call.

@@ -19,7 +19,7 @@ from autofa.tuning.control import Control
 from autofa.tuning.events import BucketResult, Building, CandidateDone, OnEvent
 from autofa.tuning.lab import Lab
 from autofa.tuning.plan import FINALISTS, BucketPlan
-from autofa.tuning.records import cost, record
+from autofa.tuning.records import cost, fingerprint_of, record
 from autofa.tuning.request import TuneRequest
 
 # Candidates screened together: enough to interleave, few enough that each batch informs the next.
@@ -98,15 +98,22 @@ class BucketRun:
             if self._late:
                 self._cut = True
                 return
-            self._lab.builder.prefetch(batch)
+            self._order(batch)
             # With compilers beside the measurement the next batch is chosen one batch ahead.
             coming = search.ask(_BATCH) if self._lab.overlap else []
-            self._lab.builder.prefetch(coming)
+            self._order(coming)
             self._screen(batch)
             if any(v.slug not in self._libraries and v.slug not in self._new for v in batch):
                 self._cut = True  # the compiler failed as such; the next plan does without it
                 return
             batch = coming or search.ask(_BATCH)
+
+    def _order(self, variants: Sequence[Variant]) -> None:
+        """Has these compiled. Rows carry the fingerprints of now: where a source is edited before
+        its compiler reads it, the row is not valid afterwards, which is the safe side."""
+        for variant in variants:
+            fingerprint_of(variant, self._lab)
+        self._lab.builder.prefetch(variants)
 
     @property
     def _late(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 
 from autofa import compiler
 from autofa.bench import environment
@@ -50,7 +51,7 @@ def open_lab(request: TuneRequest, options: WorkerOptions | None = None) -> Iter
             today=environment.provenance(device, version),
             measurer=worker,
             builder=builder,
-            fingerprint=compiler.fingerprint,
+            fingerprint=cache(compiler.fingerprint),
             overlap=kind == "cuda",
         )
     finally:

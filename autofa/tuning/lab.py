@@ -42,6 +42,7 @@ class Lab:
 
     Attributes:
         today: what measurements are made with now; `created_at` and `details` are per row.
+        fingerprint: `(variant, target)` -> of its source when it was first asked for.
         overlap: compilers may run while the measurer does; not on a CPU, whose cores are measured.
     """
 

@@ -170,15 +170,8 @@ def _won(
         if scale is None and not enable_gqa:
             out = sdpa(query, key, value, attn_mask, dropout_p, is_causal)
         else:
-            out = sdpa(
-                query,
-                key,
-                value,
-                attn_mask,
-                dropout_p,
-                is_causal,
-                scale=scale,
-                enable_gqa=enable_gqa,
+            out = routes.plain(
+                query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa
             )
     except RuntimeError as error:
         _explain_failure(error, query, key, value, attn_mask, is_causal, enable_gqa)

@@ -7,16 +7,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
+import torch
 from torch import Tensor
 
 from autofa.compiler.cache import library_of
 from autofa.dispatch import state
 from autofa.dispatch.ladder import Question, refusal
+from autofa.dispatch.routes import is_lower_right
 from autofa.errors import LaunchError, NotApplicableError
 from autofa.kernels import REGISTRY, Candidate
 from autofa.kernels.family import Variant
 from autofa.runtime import devices, kernels
-from autofa.runtime.tensors import problem_of
+from autofa.runtime.tensors import problem_of, sdpa_only, validate
 from autofa.settings import Settings
 
 _slug: ContextVar[str | None] = ContextVar("autofa_forced", default=None)
@@ -80,7 +82,14 @@ def attend(
         NotApplicableError: it does not serve this call.
     """
     candidate = REGISTRY.candidate(slug)
-    problem = problem_of(query, key, value, attn_mask, is_causal, enable_gqa)
+    lower_right = attn_mask is not None and is_lower_right(attn_mask)
+    mask = None if lower_right else attn_mask
+    causal = is_causal or lower_right
+    validate(query, key, value, mask, causal, enable_gqa)
+    reason = sdpa_only(query, key, value, mask, causal, enable_gqa)
+    if reason is not None:
+        raise not_applicable(slug, reason)
+    problem = problem_of(query, key, value, mask, causal, enable_gqa, lower_right=lower_right)
     limits = devices.limits(query.device)
     device = devices.device_key(query.device)
     reason = refusal(candidate, Question(problem, device, limits, precision="fast"))
@@ -88,16 +97,23 @@ def attend(
         raise not_applicable(slug, reason)
     target = candidate.target(limits) if isinstance(candidate, Variant) else ""
     kernel = _id_of(candidate, target, state.STATE.settings)
-    return kernels.run(
-        kernel,
-        query,
-        key,
-        value,
-        attn_mask=attn_mask,
-        is_causal=is_causal,
-        scale=scale,
-        enable_gqa=enable_gqa,
-    )
+    try:
+        return kernels.run(
+            kernel,
+            query,
+            key,
+            value,
+            attn_mask=mask,
+            is_causal=causal,
+            scale=scale,
+            enable_gqa=enable_gqa,
+            lower_right=lower_right,
+        )
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        # The arguments are valid: this kernel refused the very call, by its alignment for example.
+        raise not_applicable(slug, str(error)) from error
 
 
 def _id_of(candidate: Candidate, target: str, settings: Settings) -> int:

@@ -12,7 +12,7 @@ from autofa.dispatch.ladder import Question
 from autofa.kernels.vendor import BASELINE
 from autofa.problem import Problem
 from autofa.runtime import devices
-from autofa.runtime.tensors import problem_of, validate
+from autofa.runtime.tensors import problem_of, sdpa_only, validate
 
 
 def explain(
@@ -42,8 +42,14 @@ def explain(
         return Explanation(BASELINE, "sdpa", reason)
     lower_right = attn_mask is not None and routes.is_lower_right(attn_mask)
     mask = None if lower_right else attn_mask
-    validate(query, key, value, mask, is_causal or lower_right, enable_gqa)
-    problem = problem_of(query, key, value, mask, is_causal or lower_right, enable_gqa)
+    causal = is_causal or lower_right
+    validate(query, key, value, mask, causal, enable_gqa)
+    reason = sdpa_only(query, key, value, mask, causal, enable_gqa) or (
+        "" if query.numel() else "there is nothing to compute"
+    )
+    if reason:
+        return Explanation(BASELINE, "sdpa", reason)
+    problem = problem_of(query, key, value, mask, causal, enable_gqa, lower_right=lower_right)
     return explain_problem(
         problem, devices.device_key(query.device), devices.limits(query.device), "eager"
     )

@@ -142,6 +142,13 @@ def plain(
         validate(query, key, value, attn_mask, is_causal, enable_gqa)
     if is_causal and attn_mask is not None and is_plain(attn_mask):
         attn_mask, is_causal = both_masks(attn_mask, query, key), False
-    return sdpa(
+    factor = 1.0
+    if scale is not None and not scale > 0:
+        # torch masks before it scales: its causal rows are NaN with a scale of 0 or less (2.13 on
+        # CPU), and 0 with NaN. The sign goes into the query instead.
+        factor, scale = (-1.0, -scale) if scale < 0 else (0.0 if scale == 0 else scale, 1.0)
+        query = query * factor
+    out = sdpa(
         query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
     )
+    return out if factor == factor else out * factor

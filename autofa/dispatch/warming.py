@@ -17,7 +17,7 @@ from autofa.dispatch.table import Table
 from autofa.errors import DTypeError, explain_bad
 from autofa.problem import Problem
 from autofa.runtime import devices, extension
-from autofa.runtime.tensors import problem_of
+from autofa.runtime.tensors import problem_of, sdpa_only
 
 
 def warmup(*calls: Problem | Sequence[Any] | Tensor) -> tuple[Explanation, ...]:
@@ -84,11 +84,16 @@ def _warm_call(
         explanation = explain(
             query, key, value, attn_mask, dropout_p, is_causal, enable_gqa=grouped
         )
-        served = not routes.why_sdpa(query, key, value, attn_mask, dropout_p)
+        lower_right = attn_mask is not None and routes.is_lower_right(attn_mask)
+        mask = None if lower_right else attn_mask
+        causal = is_causal or lower_right
+        served = (
+            not routes.why_sdpa(query, key, value, attn_mask, dropout_p)
+            and sdpa_only(query, key, value, mask, causal, grouped) is None
+            and query.numel()
+        )
         if table is not None and served:
-            lower_right = attn_mask is not None and routes.is_lower_right(attn_mask)
-            mask = None if lower_right else attn_mask
-            problem = problem_of(query, key, value, mask, is_causal or lower_right, grouped)
+            problem = problem_of(query, key, value, mask, causal, grouped, lower_right=lower_right)
             explanation = _prepare(table, problem, query.device)
         attention(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa=grouped)
     return explanation

@@ -2,9 +2,8 @@
 // that waits at a barrier or a warp-wide instruction lets the next one run. Included by what stands
 // in for cuda_runtime_api.h and for the instructions of autofa/arch.
 //
-// Meant to find wrong indices, missing barriers and missing waits where there is no GPU. Shared
-// memory starts as NaNs, cp.async writes only when it is waited for, and threads run in random
-// order.
+// Meant to find wrong indices, missing barriers and missing waits where there is no GPU: shared
+// memory starts as NaNs, cp.async writes only when it is waited for, and warps run far apart.
 #pragma once
 
 #include <ucontext.h>
@@ -111,10 +110,10 @@ inline void run_block(unsigned count, unsigned seed) {
   warps = std::vector<Warp>(count / 32);
   block_barrier = {};
   block_or[0] = block_or[1] = 0;
-  std::vector<unsigned> order(count);
+  std::vector<unsigned> order(warps.size());
+  for (unsigned i = 0; i < order.size(); ++i) order[i] = i;
   for (unsigned i = 0; i < count; ++i) {
     constexpr size_t stack_bytes = 256 * 1024;
-    order[i] = i;
     Thread& thread = threads[i];
     thread.stack = std::make_unique<char[]>(stack_bytes);
     getcontext(&thread.context);
@@ -122,14 +121,21 @@ inline void run_block(unsigned count, unsigned seed) {
     thread.context.uc_stack.ss_size = stack_bytes;
     makecontext(&thread.context, enter, 0);
   }
-  std::shuffle(order.begin(), order.end(), std::mt19937(seed));
+  // A warp runs until only the block's barrier can stop it: the others then are as late as can be.
+  std::mt19937 random(seed);
   for (unsigned left = count; left > 0;) {
-    for (unsigned i : order) {
-      if (threads[i].done) continue;
-      current = i;
-      threadIdx.x = i;
-      swapcontext(&scheduler, &threads[i].context);
-      left -= threads[i].done;
+    std::shuffle(order.begin(), order.end(), random);
+    for (unsigned warp : order) {
+      for (uint64_t before = ~uint64_t{0}; before != warps[warp].barrier.generation;) {
+        before = warps[warp].barrier.generation;
+        for (unsigned i = warp * 32; i < warp * 32 + 32; ++i) {
+          if (threads[i].done) continue;
+          current = i;
+          threadIdx.x = i;
+          swapcontext(&scheduler, &threads[i].context);
+          left -= threads[i].done;
+        }
+      }
     }
   }
 }

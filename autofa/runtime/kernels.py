@@ -45,6 +45,9 @@ def run(
 ) -> Tensor:
     """Attention by this kernel and no other.
 
+    Arguments as of `scaled_dot_product_attention`; with `lower_right`, `is_causal` hangs on the
+    lower-right corner. The output's strides follow the query's, whatever the kernel.
+
     Raises:
         RuntimeError: it cannot serve this call, or the arguments are invalid.
     """

@@ -86,15 +86,6 @@ namespace {
 Handle tensor(uint64_t word) { return Handle(reinterpret_cast<AtenTensorHandle>(word)); }
 }  // namespace
 
-Call Call::plain(uint64_t* stack) {
-  Call call;
-  call.q.handle = tensor(stack[0]);
-  call.k.handle = tensor(stack[1]);
-  call.v.handle = tensor(stack[2]);
-  call.causal = static_cast<bool>(stack[3] & 0xff);
-  return call;
-}
-
 Call::Call(uint64_t* stack) {
   q.handle = tensor(stack[0]);
   k.handle = tensor(stack[1]);

@@ -56,8 +56,6 @@ struct Call {
   // Takes over the tensors and the boxed optionals of (query, key, value, attn_mask, is_causal,
   // scale, enable_gqa, lower_right).
   explicit Call(uint64_t* stack);
-  // Of (query, key, value, is_causal) alone.
-  static Call plain(uint64_t* stack);
 
   bool on_cuda() const { return q.device_type == codes.cuda; }
 
@@ -73,7 +71,6 @@ struct Call {
   autofa_key key(bool graph, int32_t flags) const;
 
  private:
-  Call() = default;
   void inspect_any();
   void fill_params();
   void fill_output(const int64_t* sizes, int64_t rank);

@@ -1,8 +1,7 @@
-// Registers autofa::fwd, fwd_plain, run and run_with_lse with torch's dispatcher.
+// Registers autofa::fwd, run and run_with_lse with torch's dispatcher.
 //
 // The boxed kernels are written by hand: they own the handles on the stack, and hand them on to
-// torch without a copy. There is no autograd registration: with one, a call was measured to cost 10
-// us more.
+// torch without a copy. There is no autograd registration: it was measured to cost a call 10 us.
 #include <torch/csrc/stable/library.h>
 
 #include "launch.h"
@@ -21,11 +20,6 @@ void fwd(StableIValue* stack, uint64_t, uint64_t) {
   stack[0] = boxed(forward(call));
 }
 
-void fwd_plain(StableIValue* stack, uint64_t, uint64_t) {
-  Call call = Call::plain(stack);
-  stack[0] = boxed(forward(call));
-}
-
 void run_one(StableIValue* stack, uint64_t, uint64_t) {
   Call call(stack + 1);
   stack[0] = boxed(run(call, static_cast<int64_t>(stack[0])));
@@ -41,7 +35,6 @@ void run_lse(StableIValue* stack, uint64_t, uint64_t) {
 
 void implement(torch::stable::detail::StableLibrary& m) {
   m.impl("fwd", fwd);
-  m.impl("fwd_plain", fwd_plain);
   m.impl("run", run_one);
   m.impl("run_with_lse", run_lse);
 }
@@ -52,8 +45,6 @@ void implement(torch::stable::detail::StableLibrary& m) {
 STABLE_TORCH_LIBRARY(autofa, m) {
   const std::string arguments = autofa::runtime::kArguments;
   m.def(("fwd(" + arguments + ") -> Tensor").c_str());
-  // The same without what most calls leave out: each argument of a schema costs a call 0.1 us.
-  m.def("fwd_plain(Tensor query, Tensor key, Tensor value, bool is_causal) -> Tensor");
   m.def(("run(int kernel, " + arguments + ") -> Tensor").c_str());
   m.def(("run_with_lse(int kernel, " + arguments + ") -> (Tensor, Tensor)").c_str());
 }

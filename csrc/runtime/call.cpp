@@ -114,11 +114,12 @@ void Call::inspect() {
   require(q.dtype == k.dtype && q.dtype == v.dtype,
           "dtype: got query, key and value of different dtypes; supported: one dtype for "
           "all three; cast them to one");
-  require(q.device_type == k.device_type && q.device_type == v.device_type &&
-              q.device_index == k.device_index && q.device_index == v.device_index &&
-              (!has_mask || mask.device_type == q.device_type),
-          "device: got tensors on different devices; supported: one device for all; move "
-          "them to one");
+  require(
+      q.device_type == k.device_type && q.device_type == v.device_type &&
+          q.device_index == k.device_index && q.device_index == v.device_index &&
+          (!has_mask || (mask.device_type == q.device_type && mask.device_index == q.device_index)),
+      "device: got tensors on different devices; supported: one device for all; move "
+      "them to one");
   const int32_t dtype = own_dtype(q.dtype);
   require(dtype >= 0 || q.dtype == codes.f64,
           "dtype: got one that attention is not defined for; supported: f32, f16, bf16, "

@@ -13,6 +13,10 @@ from autofa.runtime.tensors import validate
 # stand-ins that tracers put in a tensor's place.
 _PLAIN_MODULES = frozenset(("torch._subclasses.fake_tensor", "torch._subclasses.functional_tensor"))
 
+# Modes that mean nothing to attention: torch.set_default_device (active for ever, changes factory
+# functions only), and those of tracers, which want the operator in their graph.
+_INDIFFERENT = ("torch.utils._device", "torch._export", "torch.export", "torch.fx.experimental")
+
 
 def is_plain(value: object) -> bool:
     """Whether this is a tensor without a meaning of its own."""
@@ -67,14 +71,11 @@ def why_sdpa(
 
 
 def _meaningful_function_mode() -> bool:
-    """Whether a torch function mode is active, `torch.device` contexts aside."""
-    # torch.set_default_device installs one for ever; it changes factory functions only.
+    """Whether a torch function mode is active, those that look the other way aside."""
     if not torch._C._is_torch_function_mode_enabled():
         return False
-    from torch.utils._device import DeviceContext
-
     modes = torch.overrides._get_current_function_mode_stack()  # type: ignore[no-untyped-call]
-    return any(type(mode) is not DeviceContext for mode in modes)
+    return any(not type(mode).__module__.startswith(_INDIFFERENT) for mode in modes)
 
 
 def why_sdpa_traced(

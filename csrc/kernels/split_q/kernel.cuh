@@ -53,14 +53,15 @@ __global__ void __launch_bounds__(Config<Params>::threads, Config<Params>::block
     multiply_qk<Element, typename C::KTile>(scores, queries, pipeline.keys(tile));
     const uint32_t values = pipeline.values(tile);
     if (masked) mask_scores(scores, limit, row, first_key);
-    softmax.absorb(scores, out);
+    softmax.fit(scores, out);
     if constexpr (C::causal != AUTOFA_CAUSAL_NONE) {
       if (masked) {
         isolate_nonfinite<Element, typename C::VTile>(out, pipeline.value_loader(), values, limit,
                                                       row, first_key);
       }
     }
-    accumulate_pv<Element, typename C::VTile>(out, scores, values);
+    accumulate_pv<Element, typename C::VTile>(out, scores, values,
+                                              [&](int k) { softmax.weigh(scores, k); });
   }
 
   softmax.finish();

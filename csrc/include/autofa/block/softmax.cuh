@@ -50,10 +50,10 @@ class OnlineSoftmax {
     });
   }
 
-  // Turns a tile of raw scores (-inf where masked) into weights, and rescales `out` if it must.
+  // Makes the shift fit a tile of raw scores (-inf where masked), and rescales `out` if it must.
   template <int NTiles, int OTiles>
-  __device__ __forceinline__ void absorb(float (&scores)[MTiles][NTiles][4],
-                                         float (&out)[MTiles][OTiles][4]) {
+  __device__ __forceinline__ void fit(float (&scores)[MTiles][NTiles][4],
+                                      float (&out)[MTiles][OTiles][4]) {
     float top[MTiles][2];
     bool outgrown = false;
     for_each_row<MTiles>([&](int m, int half) {
@@ -67,19 +67,23 @@ class OnlineSoftmax {
       outgrown |= top[m][half] > ceiling_[m][half];
     });
     if (__any_sync(~0u, outgrown)) raise(top, out);
+  }
 
+  // Turns the scores of 16 keys of a fitted tile, those of columns 2 * square and 2 * square + 1,
+  // into weights.
+  template <int NTiles>
+  __device__ __forceinline__ void weigh(float (&scores)[MTiles][NTiles][4], int square) {
     for_each_row<MTiles>([&](int m, int half) {
-      float even = 0.0f, odd = 0.0f;
+      float sum = 0.0f;
 #pragma unroll
-      for (int n = 0; n < NTiles; ++n) {
+      for (int n = 2 * square; n < 2 * square + 2; ++n) {
         float& low = scores[m][n][2 * half];
         float& high = scores[m][n][2 * half + 1];
         low = exp2_fast(fmaf(low, scale_log2_, -shift_[m][half]));
         high = exp2_fast(fmaf(high, scale_log2_, -shift_[m][half]));
-        even += low;
-        odd += high;
+        sum += low + high;
       }
-      sum_[m][half] += even + odd;
+      sum_[m][half] += sum;
     });
   }
 

@@ -59,8 +59,7 @@ class TileLoader {
   }
 
   // Calls f(address) for each 16-byte chunk that this thread copies into the tile at `target`. Not
-  // unrolled: it serves rare cases, whose code a short sequence fetches from memory for one use
-  // (unrolled, the diagonal tiles of 1024 rows cost twice their computation).
+  // unrolled: it serves rare cases, and their code is fetched for one use.
   template <class Function>
   __device__ __forceinline__ void for_each_chunk(uint32_t target, Function f) const {
 #pragma unroll 1

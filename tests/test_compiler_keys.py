@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -108,6 +110,13 @@ def test_includes_of_every_form_are_followed(
     assert with_it != without
     extra.write_text('#pragma once\n#include "answer.h"\nint more;\n')
     assert fingerprint(variant, "x86-64-v3") != with_it
+
+
+def test_keys_and_builds_need_the_standard_library_only() -> None:
+    # setup.py builds before anything is installed, and no key may depend on torch or Python.
+    root = Path(__file__).resolve().parent.parent
+    code = f"import sys; sys.path.insert(0, {str(root)!r}); import autofa.compiler"
+    subprocess.run([sys.executable, "-I", "-S", "-c", code], check=True)
 
 
 def test_unknown_targets_are_refused(tiny_family: MakeFamily) -> None:

@@ -19,7 +19,7 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 import autofa
 from autofa import settings
-from autofa.compiler.build import build
+from autofa.compiler import build
 from autofa.dispatch import routes, shortcut, state
 from autofa.dispatch.keys import device_index, key_of
 from autofa.kernels import REGISTRY

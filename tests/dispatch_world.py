@@ -11,8 +11,7 @@ from store_samples import make_row
 from torch import Tensor
 
 from autofa import settings
-from autofa.compiler.build import build
-from autofa.compiler.fingerprint import fingerprint
+from autofa.compiler import build, fingerprint
 from autofa.dispatch import state
 from autofa.kernels import REGISTRY
 from autofa.kernels.family import Variant

@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Callable
 
+from autofa import compiler
 from autofa.errors import AutofaError
 from autofa.kernels.family import Variant
 from autofa.settings import Settings
@@ -58,13 +59,10 @@ class Builder:
             return None
 
     def _run(self) -> None:
-        # Loading the compiler layer is not for the first call of a machine that builds nothing.
-        from autofa.compiler.build import build
-
         while (request := self._next()) is not None:
             variant, target = request
             try:
-                result = build([request], self._settings, jobs=1)[0]
+                result = compiler.build([request], self._settings, jobs=1)[0]
                 if result.status == "ok":
                     log.info("built %s for %s", variant, target)
                     self._built(variant)

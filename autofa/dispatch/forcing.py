@@ -10,7 +10,8 @@ from contextvars import ContextVar
 import torch
 from torch import Tensor
 
-from autofa.compiler.cache import library_of
+from autofa import compiler
+from autofa.compiler import library_of
 from autofa.dispatch import state
 from autofa.dispatch.ladder import Question, refusal
 from autofa.dispatch.routes import is_lower_right
@@ -124,9 +125,7 @@ def _id_of(candidate: Candidate, target: str, settings: Settings) -> int:
             if isinstance(candidate, Variant):
                 library = library_of(candidate, target, settings)
                 if library is None:
-                    from autofa.compiler.build import build
-
-                    result = build([(candidate, target)], settings)[0]
+                    result = compiler.build([(candidate, target)], settings)[0]
                     if result.library is None:
                         raise LaunchError(f"{candidate} cannot be built: {result.message}")
                     library = result.library

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import torch
 
-from autofa.compiler.cache import library_of
-from autofa.compiler.fingerprint import fingerprint
+from autofa import compiler
+from autofa.compiler import fingerprint, library_of
 from autofa.device import DeviceKey, Limits, cpu_key, cpu_limits
 from autofa.dispatch import shortcut
 from autofa.dispatch.background import Builder
@@ -201,8 +201,6 @@ class Table:
         Raises:
             AutofaError: the winner's library is missing and could not be built.
         """
-        from autofa.compiler.build import build
-
         index = device_index(device)
         place = self.place(device.type, index)
         for mode in ("graph", "eager"):
@@ -217,7 +215,7 @@ class Table:
             decision = self.decide(question, place.evidence)
             if decision.wanted is not None:
                 target = decision.wanted.target(place.limits)
-                result = build([(decision.wanted, target)], self.settings)[0]
+                result = compiler.build([(decision.wanted, target)], self.settings)[0]
                 if result.status != "ok":
                     raise LaunchError(f"{decision.wanted} was not built: {result.message}")
                 decision = self.decide(question, place.evidence)

@@ -36,7 +36,8 @@ class WorkerOptions:
     """Limits of the worker.
 
     Attributes:
-        check_timeout_s: for one candidate's whole check.
+        check_timeout_s: while checking, for one candidate on one input (making the input and its
+            reference is not counted).
         step_timeout_s: while timing, for one candidate's turn in one round.
         start_timeout_s: for the process to be ready (torch's import, a CUDA context).
         memory_bytes: host memory the worker may hold; None: 80% of what is available at its start.
@@ -130,7 +131,7 @@ class Worker:
         cases = cases_for(candidate, problem, self.limits)
         request = CheckRequest(subject, cases if thorough else cases[-1:])
         process = self._running()
-        reply = process.ask(request, total_s=self.options.check_timeout_s)
+        reply = process.ask(request, step_s=self.options.check_timeout_s)
         seconds = time.monotonic() - began
         if isinstance(reply, Death):
             self.close()

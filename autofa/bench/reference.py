@@ -97,7 +97,7 @@ def attention(inputs: Inputs, scale: float | None = None) -> Reference:
     key, value = inputs.key.flatten(0, 1), inputs.value.flatten(0, 1)
     out, lse, sizes = [], [], []
     largest = torch.zeros((), dtype=torch.float64, device=device)
-    step = max(1, _CHUNK // (group * count * p.seqlen_k))
+    step = max(1, _CHUNK // (p.seqlen_k * max(group * count, p.head_dim, p.head_dim_v)))
     for first in range(0, p.batch * p.heads_kv, step):
         part = slice(first, first + step)
         scores = query[part].double() @ key[part, None].double().mT * factor

@@ -107,7 +107,9 @@ def test_hints_are_tried_right_after_the_default() -> None:
     legal = LARGE.legal(PROBLEM, LIMITS)
     hints = (legal[77], legal[300])
     search = search_of(LARGE, 24, hints=hints)
+    assert search.sure() == [legal[0], *hints]
     assert [search.ask() for _ in range(3)] == [legal[0], *hints]
+    assert search.sure() == []
 
 
 def test_a_failure_is_told_as_a_constraint_and_never_wins() -> None:

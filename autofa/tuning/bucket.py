@@ -38,6 +38,7 @@ class BucketRun:
     Args:
         save: takes new rows for the database.
         share_s: seconds after which the search gives way to the precise rounds.
+        ahead: variants of the next problem, to be compiled when this one's are.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class BucketRun:
         save: Callable[[Sequence[Row]], None],
         emit: OnEvent,
         share_s: float,
+        ahead: Sequence[Variant] = (),
     ) -> None:
         self._plan = plan
         self._problem = plan.problem
@@ -60,6 +62,7 @@ class BucketRun:
         self._save = save
         self._emit = emit
         self._share_s = share_s
+        self._ahead = ahead
         self._began = time.monotonic()
         self._search = plan.search
         self._rows = dict(plan.known)
@@ -102,6 +105,8 @@ class BucketRun:
             # With compilers beside the measurement the next batch is chosen one batch ahead.
             coming = search.ask(_BATCH) if self._lab.overlap else []
             self._order(coming)
+            if self._lab.overlap and not coming:
+                self._order(self._ahead)
             self._screen(batch)
             if any(v.slug not in self._libraries and v.slug not in self._new for v in batch):
                 self._cut = True  # the compiler failed as such; the next plan does without it

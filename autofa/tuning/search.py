@@ -154,8 +154,13 @@ class FamilySearch:
         self._asked.add(slug)
         return self._legal[slug]
 
+    def sure(self) -> list[Variant]:
+        """What `ask` will give whatever is told until then: worth compiling now."""
+        slugs = (*self._first, *self._legal) if self._walks else self._first
+        return [self._legal[s] for s in dict.fromkeys(slugs) if s not in self._asked]
+
     def _walk(self) -> str:
-        return next(s for s in (*self._first, *self._legal) if s not in self._asked)
+        return self.sure()[0].slug
 
     def _sample(self) -> str:
         for _ in range(_MAX_REPEATS):
@@ -241,6 +246,10 @@ class BucketSearch:
         alive = [s for s in open_ if s.best is not None and s.best.cost <= limit]
         alive = alive or ([] if bests else open_)
         return min(alive, key=lambda search: search.attempts, default=None)
+
+    def sure(self) -> list[Variant]:
+        """As `FamilySearch.sure`, of all families."""
+        return [variant for search in self._searches for variant in search.sure()]
 
     def learn(self, variant: Variant, cost: float | None) -> None:
         """A stored measurement, as `FamilySearch.learn`."""

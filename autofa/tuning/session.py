@@ -128,8 +128,6 @@ class _Session:
                 time.sleep(_CLAIM_POLL_S)
                 continue
             todo.remove(claimed)
-            if self.lab.overlap and todo:
-                self.lab.builder.prefetch(todo[0].variants[: todo[0].search.left])
             try:
                 self._bucket(claimed, todo, total, waited)
             finally:

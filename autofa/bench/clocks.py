@@ -26,8 +26,8 @@ _CPU_BATCHES = 5
 # the previous candidate. For longer ones it would cost more than it corrects.
 _CPU_WARM_S = 5e-3
 
-# A CUDA sample covers so much device time, for the events, and so much wall time, for the calls. Of
-# the latter it is the fastest of a few batches, as on CPU: on a shared host calls of 10 us were seen
+# A CUDA sample covers so much device time, for the events, and so much wall time, for the calls.
+# The latter is the fastest of a few batches, as on CPU: calls of 10 us on a shared host were seen
 # to take 16 for tenths of a second. None starts after the sample's time.
 _CUDA_SAMPLE_MS = 0.3
 _CUDA_BATCH_MS = 2.0

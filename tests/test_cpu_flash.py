@@ -8,7 +8,7 @@ import math
 import mmap
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -29,8 +29,8 @@ LENGTHS = (1, 2, 15, 16, 17, 31, 33, 63, 65, 127, 129, 255, 257)
 HEAD_DIMS = (1, 3, 8, 20, 40, 64, 72, 80, 128, 160, 256)
 # Every dtype and instruction set, tiles of each shape, every block size; one library each.
 SLUGS = (
-    "cpu.flash-v3-k4q3-b128-f32",
-    "cpu.flash-v3-k6q2-b64-bf16",
+    "cpu.flash-v3-k4q3-b64-f32",
+    "cpu.flash-v3-k6q2-b128-bf16",
     "cpu.flash-v3-k4q3-b256-f16",
     "cpu.flash-v4-k6q4-b128-f32",
     "cpu.flash-v4-k9q3-b64-f32",
@@ -125,19 +125,14 @@ def library(request: pytest.FixtureRequest, session_cache: Path) -> Library:
         return Library(slug)
 
 
-@dataclass(frozen=True)
-class Right:
-    out: torch.Tensor
-    lse: torch.Tensor
-
-
 def reference(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
     causal: int = NONE,
     scale: float | None = None,
-) -> Right:
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Output and LSE."""
     group = q.shape[1] // k.shape[1]
     k, v = (t.double().repeat_interleave(group, 1) for t in (k, v))
     factor = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
@@ -149,7 +144,7 @@ def reference(
         scores = scores.masked_fill(hidden, -math.inf)
     lse = torch.logsumexp(scores, -1)
     weights = torch.exp(scores - lse.clamp(min=-1e300).unsqueeze(-1))
-    return Right(weights @ v, lse)
+    return weights @ v, lse
 
 
 def assert_close(library: Library, out: torch.Tensor, right: torch.Tensor, atol: float) -> None:
@@ -187,9 +182,9 @@ def check(library: Library, rng: random.Random, *sizes: int, **options: object) 
     q, k, v = qkv(library, rng, *sizes)
     lse = torch.full(q.shape[:3], math.nan)
     out = library.attend(q, k, v, lse=lse, **options)
-    right = reference(q, k, v, **options)  # type: ignore[arg-type]
-    assert_close(library, out, right.out, 2e-5)
-    torch.testing.assert_close(lse.double(), right.lse, rtol=1e-5, atol=1e-5)
+    right, right_lse = reference(q, k, v, **options)  # type: ignore[arg-type]
+    assert_close(library, out, right, 2e-5)
+    torch.testing.assert_close(lse.double(), right_lse, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("causal", [NONE, UPPER, LOWER])
@@ -225,7 +220,7 @@ def test_large_logits_are_as_exact_as_sdpa(library: Library) -> None:
     rng = random.Random(2)
     q, k, v = qkv(library, rng, 65, 300, 64, 64)
     for scale in (50.0, 300.0, 1e30):
-        right = reference(q, k, v, NONE, scale).out
+        right = reference(q, k, v, NONE, scale)[0]
         theirs = scaled_dot_product_attention(q, k, v, scale=scale).double()
         ours = library.attend(q, k, v, scale=scale).double()
         allowed = 3 * (theirs - right).abs().max().item() + 1e-5
@@ -257,7 +252,7 @@ def test_hidden_keys_never_contribute(library: Library, causal: int, poison: flo
     rng = random.Random(4)
     for nq, nk, first in ((40, 40, 21), (100, 160, 90), (90, 60, 47)):
         q, k, v = qkv(library, rng, nq, nk, 20, 20)
-        right = reference(q, k, v, causal).out
+        right = reference(q, k, v, causal)[0]
         bad_k, bad_v = k.clone(), v.clone()
         bad_k[:, :, first:] = poison
         bad_v[:, :, first:] = poison
@@ -307,7 +302,7 @@ def test_threads_come_from_the_executor_alone(library: Library) -> None:
         calls.clear()
         assert library.call(library.params(q, k, v, out), one_after_the_other, 7) == abi.OK
         assert calls == expected
-        assert_close(library, out, reference(q, k, v).out, 2e-5)
+        assert_close(library, out, reference(q, k, v)[0], 2e-5)
 
 
 @pytest.fixture
@@ -347,7 +342,7 @@ def test_nothing_outside_the_tensors_is_touched(
         lse = guarded(torch.empty(2, 2, nq), at_end)
         for causal in (NONE, UPPER, LOWER):
             assert library.call(library.params(q, k, v, out, causal=causal, lse=lse)) == abi.OK
-            assert_close(library, out, reference(*plain, causal).out, 2e-5)
+            assert_close(library, out, reference(*plain, causal)[0], 2e-5)
 
 
 def test_gaps_between_output_rows_are_left_alone(library: Library) -> None:
@@ -356,7 +351,7 @@ def test_gaps_between_output_rows_are_left_alone(library: Library) -> None:
     wide = torch.full((2, 37, 2, 40), 7.0, dtype=library.torch_dtype)
     out = wide[..., 5:26].transpose(1, 2)
     assert library.call(library.params(q, k, v, out)) == abi.OK
-    assert_close(library, out, reference(q, k, v).out, 2e-5)
+    assert_close(library, out, reference(q, k, v)[0], 2e-5)
     assert (wide[..., :5] == 7).all()
     assert (wide[..., 26:] == 7).all()
 
@@ -383,3 +378,23 @@ def test_the_space_is_small_and_of_one_instruction_set(arch: str, dtype: str) ->
     variants = CPU_FLASH.legal(problem, named_limits(arch))
     assert 4 <= len(variants) <= 24
     assert {v.target(named_limits(arch)) for v in variants} == {arch}
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "mask", "features", "expected"),
+    [
+        ("1,8,512,64", "f32", "none", (), True),
+        ("1,8,1/4096,64", "f32", "none", (), False),
+        ("1,8,512/4,64", "f32", "causal", (), False),
+        ("1,8,512,512", "f32", "none", (), False),
+        ("1,8,512,64", "bf16", "none", (), True),
+        ("1,8,512,64", "bf16", "none", ("amx_bf16",), False),
+        ("1,8,512,64", "f16", "none", ("amx_bf16",), True),
+    ],
+)
+def test_answers_unmeasured_only_where_it_was_clearly_faster(
+    shape: str, dtype: str, mask: str, features: tuple[str, ...], expected: bool
+) -> None:
+    limits = replace(named_limits("x86-64-v4"), features=frozenset(features))
+    problem = parse_shape(shape, dtype=dtype, mask=mask, device="cpu")
+    assert CPU_FLASH.unmeasured(problem, limits) is expected

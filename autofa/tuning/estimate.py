@@ -8,7 +8,7 @@ from autofa.problem import Problem
 
 # Seconds, as a first guess, per device kind: one compilation (all jobs together), one check, one
 # candidate's timing, one bucket's precise rounds. Finished buckets correct it from the first on.
-_PRIOR = {"cpu": (2.0, 0.4, 0.5, 4.0), "cuda": (0.15, 0.3, 0.1, 2.0)}
+_PRIOR = {"cpu": (2.0, 0.4, 0.5, 4.0), "cuda": (0.2, 0.05, 0.08, 1.2)}
 # Operations per second at which references in double precision are computed.
 _REFERENCE = {"cpu": 2e10, "cuda": 1e13}
 

@@ -132,7 +132,6 @@ def reference(
     causal: int = NONE,
     scale: float | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Output and LSE."""
     group = q.shape[1] // k.shape[1]
     k, v = (t.double().repeat_interleave(group, 1) for t in (k, v))
     factor = 1 / math.sqrt(q.shape[-1]) if scale is None else scale

@@ -1,8 +1,9 @@
 // cpu.flash: flash attention forward on CPU. f32, and bf16 and f16 by conversion, always with f32
 // accumulation; dense and causal on either corner, grouped heads, any head dims and lengths.
 //
-// A task is one panel of queries of one head, so threads share nothing but a counter, and a query's
-// result does not depend on how many threads there are.
+// A task is one panel of queries of one head, so threads share nothing but a counter, and results
+// repeat bit for bit. How many threads there are is felt in the last bits of causal results only, and
+// only where panels are narrowed to employ them all.
 #pragma once
 
 #include <stdint.h>

@@ -44,8 +44,8 @@ struct SoftmaxState {
   }
 };
 
-// Hides, from the first vector of queries, key i of `keys` where lane < i + first_hidden, and takes
-// the largest scores of all `Vectors`.
+// Hides key i of `keys` from the lanes below first_lane + i of the first vector, then takes the
+// largest scores of all `Vectors`.
 template <int Vectors>
 void mask_diagonal(float* scores, int64_t lanes, int64_t keys, int64_t first_lane, float* largest) {
   Floats top[Vectors];

@@ -2,8 +2,8 @@
 // accumulation; dense and causal on either corner, grouped heads, any head dims and lengths.
 //
 // A task is one panel of queries of one head, so threads share nothing but a counter, and results
-// repeat bit for bit. How many threads there are is felt in the last bits of causal results only, and
-// only where panels are narrowed to employ them all.
+// repeat bit for bit. How many threads there are is felt in the last bits of causal results only,
+// and only where panels are narrowed to employ them all.
 #pragma once
 
 #include <stdint.h>

@@ -6,8 +6,10 @@ how to mend it, and the ladder's lower rungs answer.
 
 from __future__ import annotations
 
+import gc
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 
 from autofa.device import DeviceKey
@@ -38,13 +40,29 @@ def _rows(location: str, device: DeviceKey) -> list[Row]:
         return repository.rows(device, ok_only=True)
 
 
+@contextmanager
+def _collector_paused() -> Iterator[None]:
+    """Keeps the garbage collector from running while thousands of objects are made to stay.
+
+    They would set off a full collection, which takes 90 ms where torch is loaded.
+    """
+    running = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if running:
+            gc.enable()
+
+
 def gather(device: DeviceKey, settings: Settings) -> Evidence:
     """Reads the database's rows of `device`, now; its seed when first asked. Never raises."""
     path = database(settings)
     lost = ""
     measured: dict[Bucket, list[Row]] = {}
     try:
-        measured = by_bucket(_rows(path, device))
+        with _collector_paused():
+            measured = by_bucket(_rows(path, device))
     except StoreError as error:
         lost = str(error)
         log.warning("stored measurements are not used: %s", error)
@@ -57,7 +75,8 @@ def gather(device: DeviceKey, settings: Settings) -> Evidence:
     @cache
     def seed() -> dict[Bucket, list[Row]]:
         try:
-            return by_bucket(seeds.read_seed(device))
+            with _collector_paused():
+                return by_bucket(seeds.read_seed(device))
         except Exception as error:
             log.warning("shipped measurements of %s are not used: %r", device, error)
             return {}

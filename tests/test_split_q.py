@@ -111,7 +111,7 @@ def test_compiles_without_spilling_much(arch: str, here: Settings) -> None:
 def test_right_on_the_gpu(here: Settings) -> None:
     major, minor = torch.cuda.get_device_capability()
     limits = cuda_limits(cuda_build_arch(10 * major + minor))
-    texts = ["m64n32-w4-s2", "m64n64-w4-s1", "m128n64-w4-s1", "m128n64-w4-s2", "m128n64-w8-s1"]
+    texts = ["m64n32-w4-s2", "m64n96-w4-s1", "m64n128-w4-s2", "m128n64-w4-s2", "m128n64-w8-s1"]
     variants = [
         variant_of(f"d{head_dim}-{text}-{dtype}-{mask}")
         for text in texts

@@ -26,18 +26,20 @@ def _registers(p: Params, problem: Problem) -> int:
 
 
 def _default(problem: Problem, limits: Limits) -> dict[str, Value]:
-    """The best of an H200 at 8192 rows; half the rows where that would leave SMs without a block.
+    """The best of an H200 overall, and half the rows where SMs would be left without a block.
 
-    Two stages where two blocks still fit on an SM: they gained 1-4% there, and a block that is
-    alone loses far more.
+    At head dim 128, tiles of 128 keys and 128 rows do not fit the registers; two stages then gain
+    1-2% where two blocks still fit on an SM, and a block that is alone loses far more.
     """
-    p = Params(block_m=128, block_n=64, warps=4, stages=2)
+    p = Params(block_m=128, block_n=128, warps=4, stages=1)
     blocks = problem.batch * problem.heads_q * -(-problem.seqlen_q // p.block_m)
     if problem.seqlen_q <= 64 or blocks <= 2 * limits.units:
         p.block_m = 64
-    # Each block takes 1 KiB of the SM's shared memory besides its own.
-    if 2 * (_smem_bytes(p, problem) + 1024) > limits.smem_per_sm:
-        p.stages = 1
+    elif problem.head_dim == 128:
+        p.block_n, p.stages = 64, 2
+        # Each block takes 1 KiB of the SM's shared memory besides its own.
+        if 2 * (_smem_bytes(p, problem) + 1024) > limits.smem_per_sm:
+            p.stages = 1
     return dict(vars(p))
 
 
@@ -58,7 +60,7 @@ SPLIT_Q = KernelFamily(
     ),
     params=(
         Param("block_m", (64, 128), "m{}", about="query rows of a thread block"),
-        Param("block_n", (32, 64, 128), "n{}", joined=True, about="keys of a tile"),
+        Param("block_n", (32, 64, 96, 128), "n{}", joined=True, about="keys of a tile"),
         Param("warps", (4, 8), "w{}", about="warps of a thread block"),
         Param("stages", (1, 2), "s{}", about="key and value tiles in flight"),
     ),

@@ -121,3 +121,12 @@ def test_ties_prefer_the_simple() -> None:
         for variant in family.legal(problem, limits):
             assert isinstance(variant, Variant)
             assert REGISTRY.simplicity(variant.slug) > REGISTRY.simplicity("torch.unfused")
+
+
+def test_accuracy_classes() -> None:
+    unfused = REGISTRY.candidate("torch.unfused")
+    assert (unfused.accuracy("f16"), unfused.accuracy("f32")) == ("fast", "f32")
+    assert REGISTRY.candidate(BASELINE).accuracy("bf16") == "f32"
+    for family in REGISTRY.families:
+        problem, limits = served(family)[0]
+        assert family.legal(problem, limits)[0].accuracy(problem.dtype) == "f32"

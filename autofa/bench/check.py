@@ -22,6 +22,9 @@ from autofa.bench.protocol import Case
 from autofa.bench.reference import Reference, attention
 
 _TIMES_SDPA = 4.0
+# Kernels of the class "fast" round scores or sums to 16 bits, and are used only where users ask for
+# them. Measured on an H200: 4 to 50 times plain SDPA's error, the most with large scores.
+_TIMES_FAST = 32.0
 # f16 and bf16: one unit in the last place, twice the rounding of an exact result. f32: 32 of them,
 # for sums over blocks and a polynomial exp; tf32, which must not pass, is 100 times above.
 _FLOOR = {"f32": 32 * 2.0**-23, "f16": 2.0**-10, "bf16": 2.0**-7}
@@ -62,9 +65,10 @@ class Truth:
     sdpa_error: float
     sdpa_scaled: float
 
-    def allowed(self, dtype: str) -> float:
+    def allowed(self, dtype: str, *, fast: bool) -> float:
         floor = _FLOOR[dtype] + _PER_SCORE * self.reference.largest_score
-        return max(_TIMES_SDPA * self.sdpa_scaled, floor)
+        exact = max(_TIMES_SDPA * self.sdpa_scaled, floor)
+        return exact * _TIMES_FAST if fast else exact
 
 
 def _errors(out: torch.Tensor, reference: Reference) -> tuple[torch.Tensor, torch.Tensor]:
@@ -133,10 +137,12 @@ def _first(bad: torch.Tensor) -> tuple[int, ...]:
     return tuple(int(i) for i in bad.nonzero()[0])
 
 
-def _compare(out: torch.Tensor, truth: Truth, case: Case) -> tuple[float, str | None]:
+def _compare(
+    out: torch.Tensor, truth: Truth, case: Case, *, fast: bool
+) -> tuple[float, str | None]:
     """The largest absolute error, and what is wrong with it, if anything is."""
     reference = truth.reference
-    allowed = truth.allowed(case.problem.dtype)
+    allowed = truth.allowed(case.problem.dtype, fast=fast)
     absolute, scaled = _errors(out, reference)
     error = float(absolute.max())
     if not bool(torch.isfinite(out).all()):
@@ -200,7 +206,7 @@ def _check_guarded(kernel: Kernel, case: Case, truths: Truths) -> CheckResult:
             f"the first at (b, h, n, d) = {_first(untouched)}"
         )
         return CheckResult(False, math.inf, truth.sdpa_error, message)
-    error, wrong = _compare(out.view, truth, case)
+    error, wrong = _compare(out.view, truth, case, fast=kernel.fast)
     wrong = wrong or _compare_lse(sums.view, truth, case)
     if wrong is None and case.repeat and kernel.deterministic:
         first = out.view.clone()
@@ -224,7 +230,7 @@ def _check_called(kernel: Kernel, case: Case, truths: Truths) -> CheckResult:
     with threads(truths.threads):
         first = call()
         second = call() if case.repeat and kernel.deterministic else first
-    error, wrong = _compare(first, truth, case)
+    error, wrong = _compare(first, truth, case, fast=kernel.fast)
     if wrong is None and not torch.equal(first, second):
         wrong = _race(case)
     values = tuple(first[0, 0, 0, :_SHOWN_VALUES].tolist())

@@ -57,14 +57,16 @@ class Entrant:
     library: Path | None = None
 
 
-def _subject(entrant: Entrant) -> Subject:
+def _subject(entrant: Entrant, problem: Problem) -> Subject:
     candidate = entrant.candidate
+    fast = candidate.accuracy(problem.dtype) == "fast"
     if not isinstance(candidate, Variant):
-        return Subject(candidate.slug, None)
+        return Subject(candidate.slug, None, fast=fast)
     domain = candidate.family.domain
     if entrant.library is None:
         raise LaunchError(f"{candidate.slug}: not compiled; build it before it is measured")
-    return Subject(candidate.slug, str(entrant.library), domain.alignment, domain.deterministic)
+    library = str(entrant.library)
+    return Subject(candidate.slug, library, domain.alignment, domain.deterministic, fast)
 
 
 class Worker:
@@ -127,7 +129,7 @@ class Worker:
             LaunchError: a variant without a library, or the worker process cannot start.
         """
         began = time.monotonic()
-        subject = _subject(Entrant(candidate, library))
+        subject = _subject(Entrant(candidate, library), problem)
         cases = cases_for(candidate, problem, self.limits)
         request = CheckRequest(subject, cases if thorough else cases[-1:])
         process = self._running()
@@ -155,7 +157,7 @@ class Worker:
                 be timed.
         """
         plan = plan or Plan()
-        subjects = [_subject(entrant) for entrant in entrants]
+        subjects = [_subject(entrant, problem) for entrant in entrants]
         order = [subject.slug for subject in subjects]
         if BASELINE not in order:
             subjects.append(Subject(BASELINE, None))

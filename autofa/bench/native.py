@@ -57,6 +57,7 @@ class Kernel:
     bind: Callable[[Inputs], Callable[[], torch.Tensor]]
     write: Callable[[Inputs, torch.Tensor, torch.Tensor | None], None] | None = None
     deterministic: bool = False
+    fast: bool = False
 
 
 def plain_sdpa(inputs: Inputs) -> Callable[[], torch.Tensor]:
@@ -94,7 +95,8 @@ def load(subject: Subject) -> Kernel:
     if subject.slug == BASELINE:
         return Kernel(BASELINE, plain_sdpa)
     if subject.library is None:
-        return Kernel(subject.slug, partial(_bind_operator, extension.add_vendor(subject.slug)))
+        number = extension.add_vendor(subject.slug)
+        return Kernel(subject.slug, partial(_bind_operator, number), fast=subject.fast)
     number = extension.add_library(subject.library, subject.slug, subject.alignment)
     library = ctypes.CDLL(subject.library)
     library.autofa_launch.restype = ctypes.c_int32
@@ -106,6 +108,7 @@ def load(subject: Subject) -> Kernel:
         partial(_bind_operator, number),
         partial(_launch, library, subject.slug),
         subject.deterministic,
+        subject.fast,
     )
 
 

@@ -128,12 +128,14 @@ class Subject:
         library: path of the compiled variant; None for a vendor kernel.
         alignment: bytes that its base pointers and strides must be multiples of.
         deterministic: whether its declaration promises the same bits for the same input.
+        fast: whether it is of the accuracy class "fast" in this dtype.
     """
 
     slug: str
     library: str | None
     alignment: int = 1
     deterministic: bool = False
+    fast: bool = False
 
 
 @dataclass(frozen=True)

@@ -91,9 +91,9 @@ def refusal(candidate: Candidate, question: Question) -> str | None:
     reason = candidate.refusal(question.problem, question.limits)
     if reason is not None:
         return reason
+    if question.precision != "fast" and candidate.accuracy(question.problem.dtype) == "fast":
+        return "accumulates in less than f32: set_precision('fast') admits it"
     if isinstance(candidate, Variant):
-        if question.precision != "fast" and accuracy_class(candidate) == "fast":
-            return "accumulates in less than f32: set_precision('fast') admits it"
         domains: tuple[Domain, ...] = (candidate.family.domain,)
     else:
         domains = tuple(d for d in candidate.domains if d.device == question.limits.kind)
@@ -103,11 +103,6 @@ def refusal(candidate: Candidate, question: Question) -> str | None:
     if not question.aligned and needed > DTYPE_BYTES[question.problem.dtype]:
         return f"needs pointers and strides aligned to {needed} bytes"
     return None
-
-
-def accuracy_class(variant: Variant) -> str:
-    """`f32`, or `fast` for a variant that accumulates in less."""
-    return "f32" if getattr(variant.params, "accumulate", "f32") == "f32" else "fast"
 
 
 def resolve(question: Question, evidence: Evidence, sources: Sources) -> Decision:

@@ -306,6 +306,10 @@ class Variant:
     def family_name(self) -> str:
         return self.family.name
 
+    def accuracy(self, dtype: str) -> str:
+        """Its accuracy class: `f32`, or `fast` where it accumulates in less."""
+        return "f32" if getattr(self.params, "accumulate", "f32") == "f32" else "fast"
+
     def target(self, limits: Limits) -> str:
         """What it is compiled for on a device with these limits."""
         return self.family.target(self.params, limits)

@@ -35,6 +35,8 @@ class VendorKernel:
         title: the customary form, e.g. `(sdpa flash)`.
         domains: what it serves, one domain per device kind.
         library: the distribution it comes with.
+        rounds: dtypes in which it rounds scores or weights before it sums them, which makes it of
+            the accuracy class "fast".
         about: one line for people.
     """
 
@@ -42,6 +44,7 @@ class VendorKernel:
     title: str
     domains: tuple[Domain, ...]
     library: str = "torch"
+    rounds: tuple[str, ...] = ()
     about: str = ""
 
     @property
@@ -59,6 +62,10 @@ class VendorKernel:
     def version(self) -> str | None:
         """major.minor of the installed library; None where it is not installed."""
         return _installed(self.library)
+
+    def accuracy(self, dtype: str) -> str:
+        """Its accuracy class in that dtype: `f32`, or `fast`, which users must ask for."""
+        return "fast" if dtype in self.rounds else "f32"
 
     def deterministic(self, device: str) -> bool:
         """Whether the forward gives the same bits for the same input there."""
@@ -151,6 +158,7 @@ UNFUSED = VendorKernel(
         Domain("cpu", DTYPES, masks=("none", "causal"), unequal_causal=False),
         Domain("cuda", DTYPES, masks=("none", "causal"), unequal_causal=False),
     ),
+    rounds=_HALF,
     about="matmul, softmax, matmul: what attention costs without fusion",
 )
 

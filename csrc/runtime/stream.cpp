@@ -1,16 +1,9 @@
-// dlsym on libraries opened with RTLD_NOLOAD: torch loads its own locally, so RTLD_DEFAULT finds
-// none of them, and a plain dlopen could bring in a second copy.
 #include "stream.h"
 
-#include <dlfcn.h>
+#include "symbols.h"
 
 namespace autofa::runtime {
 namespace {
-
-void* symbol_of(const char* library, const char* name) {
-  void* handle = dlopen(library, RTLD_LAZY | RTLD_NOLOAD);
-  return handle == nullptr ? nullptr : dlsym(handle, name);
-}
 
 using CurrentStream = int32_t (*)(int32_t, void**);  // AOTITorchError
 using IsCapturing = int32_t (*)(void*, int32_t*);    // CUresult, CUstreamCaptureStatus

@@ -1,5 +1,5 @@
-// The vendor kernels. Single backends are called through torch's C shims of the aten ops, which
-// skip the dispatcher; what SDPA does around them (padding, grouped heads, masks) is done here.
+// The vendor kernels as aten ops; what SDPA does around its single backends (padding, grouped
+// heads, masks) is done here.
 #include "vendor.h"
 
 #include <torch/csrc/stable/version.h>
@@ -8,6 +8,8 @@
 #include <cstring>
 #include <limits>
 #include <stdexcept>
+
+#include "cuda_backends.h"
 
 // From torch 2.13 on; the address is null under older ones.
 extern "C" const char* torch_exception_get_what_without_backtrace() __attribute__((weak));
@@ -40,17 +42,13 @@ uint64_t optional_word(T value) {
 }
 constexpr uint64_t kNone = 0;
 
-// Calls an op with `stack` as its arguments and gives its first result. `results` has a letter per
-// result, in order: 't' a tensor, 'i' an integer; the stack must have room for them.
-template <size_t N, size_t M = 2>
-Handle call_op(const char* name, const char* overload, uint64_t (&stack)[N],
-               const char (&results)[M] = "t") {
-  static_assert(N >= M - 1, "the stack has room for the results");
+// Calls an op with `stack` as its arguments, which has room for its `results`, all tensors; gives
+// the first of them.
+template <size_t N>
+Handle call_op(const char* name, const char* overload, uint64_t (&stack)[N], size_t results = 1) {
   // The version whose schemas these stacks are written for, so that a later torch can adapt them.
   check(torch_call_dispatcher(name, overload, stack, TORCH_TARGET_VERSION), name);
-  for (size_t i = 1; i + 1 < M; ++i) {
-    if (results[i] == 't') Handle(reinterpret_cast<AtenTensorHandle>(stack[i]));
-  }
+  for (size_t i = 1; i < results; ++i) Handle(reinterpret_cast<AtenTensorHandle>(stack[i]));
   return Handle(reinterpret_cast<AtenTensorHandle>(stack[0]));
 }
 
@@ -232,7 +230,7 @@ Handle run_flash_cpu(Call& call) {
                       word(call.causal),         mask,
                       scale_word(call)};
   return as_output(call,
-                   call_op("aten::_scaled_dot_product_flash_attention_for_cpu", "", stack, "tt"));
+                   call_op("aten::_scaled_dot_product_flash_attention_for_cpu", "", stack, 2));
 }
 
 Handle run_flash(Call& call) {
@@ -241,12 +239,8 @@ Handle run_flash(Call& call) {
   pad(q, call.q);
   pad(k, call.k);
   pad(v, call.v);
-  uint64_t stack[9] = {word(std::move(q.handle)), word(std::move(k.handle)),
-                       word(std::move(v.handle)), word(0.0),
-                       word(call.causal),         word(false),
-                       scale_word(call)};
-  return as_output(call,
-                   call_op("aten::_scaled_dot_product_flash_attention", "", stack, "ttttiittt"));
+  return as_output(
+      call, cuda_flash(q.handle.get(), k.handle.get(), v.handle.get(), call.causal, call.scale));
 }
 
 Handle run_efficient(Call& call) {
@@ -262,23 +256,13 @@ Handle run_efficient(Call& call) {
                       word(0.0),
                       word(call.causal),
                       scale_word(call)};
-  return as_output(call,
-                   call_op("aten::_scaled_dot_product_efficient_attention", "", stack, "tttt"));
+  return as_output(call, call_op("aten::_scaled_dot_product_efficient_attention", "", stack, 4));
 }
 
 Handle run_cudnn(Call& call) {
   Operand q = operand(call.q), k = operand(call.k), v = operand(call.v);
-  uint64_t stack[] = {word(std::move(q.handle)),
-                      word(std::move(k.handle)),
-                      word(std::move(v.handle)),
-                      kNone,
-                      word(false),
-                      word(0.0),
-                      word(call.causal),
-                      word(false),
-                      scale_word(call)};
-  return as_output(call,
-                   call_op("aten::_scaled_dot_product_cudnn_attention", "", stack, "ttttiittt"));
+  return as_output(
+      call, cuda_cudnn(q.handle.get(), k.handle.get(), v.handle.get(), call.causal, call.scale));
 }
 
 Handle matmul(Handle a, Handle b) {

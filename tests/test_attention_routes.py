@@ -8,7 +8,17 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from dispatch_world import assert_close, built, flash, inputs, problem, reference, store, tuned
+from dispatch_world import (
+    assert_close,
+    built,
+    flash,
+    inputs,
+    no_defaults,
+    problem,
+    reference,
+    store,
+    tuned,
+)
 from runtime_variants import require_runtime
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 from torch.overrides import TorchFunctionMode
@@ -32,7 +42,8 @@ def _tuned() -> Iterator[None]:
     """cpu.flash wins, so that a call that goes to torch goes there for another reason."""
     built(flash())
     store([*tuned(SHAPE), *tuned(problem("1,2,33,16", "causal"))])
-    yield
+    with no_defaults():
+        yield
     state.reload()
 
 

@@ -18,6 +18,7 @@ from dispatch_world import (
     built,
     flash,
     inputs,
+    no_defaults,
     problem,
     reference,
     row,
@@ -54,7 +55,7 @@ def _fresh(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     caplog.set_level(logging.WARNING, logger="autofa")
     built(flash())
     state.reload()
-    with torch.no_grad():
+    with torch.no_grad(), no_defaults():
         yield
     state.reload()
 
@@ -115,6 +116,19 @@ def test_the_databases_winner_serves_and_explain_names_it() -> None:
     torch.testing.assert_close(got, model(torch.nn.functional.scaled_dot_product_attention))
     assert live().counts.reads == 1
     assert live().counts.misses == 1
+
+
+def test_an_untuned_machine_gets_the_embedded_default() -> None:
+    family = flash().family
+    object.__setattr__(family, "unmeasured", lambda problem, limits: problem.mask == "causal")
+    before = own()
+    q, k, v = inputs(SHAPE)
+    autofa.attention(q, k, v)
+    assert own() == before
+    assert_close(autofa.attention(q, k, v, is_causal=True), reference(q, k, v, is_causal=True))
+    assert own() == before + 1
+    found = autofa.explain(q, k, v, is_causal=True)
+    assert (found.kernel, found.rung, found.call_ms) == (flash().slug, "default", None)
 
 
 def test_a_bucket_serves_its_neighbours() -> None:

@@ -113,21 +113,18 @@ def resolve(question: Question, evidence: Evidence, sources: Sources) -> Decisio
         decision = _from_rows(rung, rows_of(bucket), question, sources, notes)
         if decision is not None:
             return decision
+    reason = f"no valid measurement of bucket {bucket} on {question.device}"
+    if evidence.lost:
+        reason = f"{reason} ({evidence.lost})"
     default = _default(question, sources, notes)
     if default is not None:
         variant, library = default
-        reason = (
-            f"no valid measurement of bucket {bucket} on {question.device}: "
-            f"{variant.family.name} vouches for its default there"
-        )
+        reason = f"{reason}: {variant.family.name} vouches for its default there"
         return _decision("default", reason, variant, library, None, notes)
-    reason = f"no valid measurement of bucket {bucket} on {question.device}"
     if question.problem.mask in ("none", "causal"):
         flag = "causal" if question.problem.causal else "no-causal"
         shape, dtype = question.problem.shape, question.problem.dtype
         reason += f"; `autofa tune --shape {shape} --dtype {dtype} --{flag}` makes one"
-    if evidence.lost:
-        reason = f"{reason} ({evidence.lost})"
     return _decision("sdpa", reason, _baseline(sources), None, None, notes)
 
 

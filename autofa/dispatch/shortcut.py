@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from autofa.dispatch import fake
-from autofa.dispatch.keys import device_index, key_of
+from autofa.dispatch.keys import DEVICE_TYPES, device_index, key_of
 from autofa.runtime import extension, kernels
 from autofa.runtime.tensors import problem_of, sdpa_only
 
@@ -82,7 +82,7 @@ def _sdpa_serves(
 ) -> bool:
     if attn_mask is not None and is_causal:
         return False  # the operator merges the two, SDPA's backends disagree
-    if not query.numel():
+    if not query.numel() or query.device.type not in DEVICE_TYPES:
         return False
     if sdpa_only(query, key, value, attn_mask, is_causal, enable_gqa) is not None:
         return True

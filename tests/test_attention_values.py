@@ -281,13 +281,13 @@ def test_many_rows_and_heads() -> None:
         assert_close(autofa.attention(q, k, v)[-1, -1], reference(q[-1, -1], k[-1, -1], v[-1, -1]))
 
 
-def test_every_legal_flash_variant_agrees_with_the_reference() -> None:
-    """The slow test has all of them; here the space is walked by its corners."""
-    _agree(step=4)
+def test_legal_flash_variants_agree_with_the_reference() -> None:
+    """The slow test has all of them, this one every eighth."""
+    _agree(step=8)
 
 
 @pytest.mark.slow
-def test_all_legal_flash_variants_agree_with_the_reference() -> None:
+def test_every_legal_flash_variant_agrees_with_the_reference() -> None:
     _agree(step=1)
 
 

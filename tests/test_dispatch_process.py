@@ -113,7 +113,6 @@ def test_log_level() -> None:
     found = run("import autofa\ncheck()\n", AUTOFA_LOG="info").stderr
     assert "no measurements of" in found
     assert "autofa tune" in found
-    assert run("import autofa\ncheck()\n").stderr == ""
 
 
 def buckets() -> list[Problem]:
@@ -140,7 +139,7 @@ def test_the_first_call_with_a_tuned_database() -> None:
         "assert extension.counters()['own'] == 1\n"
         "print(seconds)\n"
     )
-    seconds = sorted(float(run(code).stdout) for _ in range(3))
+    seconds = sorted(float(run(code).stdout) for _ in range(2))
     assert seconds[0] <= 0.1, seconds
 
 
@@ -160,7 +159,7 @@ def test_many_processes_at_once() -> None:
 
 
 def test_a_call_writes_nothing(tmp_path: Path) -> None:
-    run("import autofa\ncheck()\n")
+    assert run("import autofa\ncheck()\n").stderr == ""
     assert list(tmp_path.iterdir()) == []
 
 

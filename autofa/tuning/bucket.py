@@ -24,7 +24,7 @@ from autofa.tuning.request import TuneRequest
 
 # Candidates screened together: enough to interleave, few enough that each batch informs the next.
 _BATCH = 8
-_SCREEN_ROUNDS = 7
+_SCREEN_ROUNDS = 9
 # Precise rounds are repeated while a candidate outside of them might be as good as their best.
 _MAX_FINALS = 3
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
+import signal
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,12 @@ from autofa import compiler, resources, settings
 from autofa.errors import ToolchainError
 from autofa.kernels.family import Domain, KernelFamily, Param
 from autofa.settings import Settings
+
+
+# Background jobs of a shell without job control start with SIGINT ignored; tests that interrupt,
+# and the processes they start, need the usual answer to it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

@@ -129,7 +129,7 @@ class _Session:
                 continue
             todo.remove(claimed)
             try:
-                self._bucket(claimed, todo, total, waited)
+                self._bucket(claimed, todo, total)
             finally:
                 claims.release(claimed.problem)
             self._estimate(todo, total)
@@ -141,13 +141,10 @@ class _Session:
         done = total - len(todo) - (running_s is not None)
         self.emit(Estimate(max(0.0, min(remaining, self.control.left)), done, total))
 
-    def _bucket(
-        self, planned: BucketPlan, todo: Sequence[BucketPlan], total: int, reread: bool
-    ) -> None:
+    def _bucket(self, planned: BucketPlan, todo: Sequence[BucketPlan], total: int) -> None:
         """One problem, planned again: hints have grown, and another tune may have been here."""
         problem = planned.problem
-        if reread:
-            self._read()
+        self._read()
         plan = self.plan(problem)
         if plan.done:
             self.settle(plan)

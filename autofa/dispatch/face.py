@@ -103,7 +103,21 @@ def attention(
                     )
                 )
         if sdpa_wins:
-            # Torch's own function needs none of the questions below.
+            # Torch's own function needs none of the questions below. An argument that is not
+            # needed costs it 0.1 us, a keyword 0.4.
+            if (
+                attn_mask is None
+                and scale is None
+                and not dropout_p
+                and not enable_gqa
+                and query.is_contiguous()
+            ):
+                won = (
+                    sdpa(query, key, value, None, 0.0, True)
+                    if is_causal
+                    else sdpa(query, key, value)
+                )
+                return won.contiguous()  # itself, where it is
             return _won(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
         if (
             not dropout_p
@@ -166,18 +180,10 @@ def _won(
 ) -> Tensor:
     """A call that plain SDPA is known to win."""
     try:
-        # Each keyword argument costs 0.4 us.
-        if scale is None and not enable_gqa:
-            out = sdpa(query, key, value, attn_mask, dropout_p, is_causal)
-        else:
-            out = routes.plain(
-                query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa
-            )
+        out = routes.plain(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
     except RuntimeError as error:
         _explain_failure(error, query, key, value, attn_mask, is_causal, enable_gqa)
         raise
-    if query.is_contiguous():
-        return out.contiguous()  # itself, where it is
     if out.stride() == query.stride():
         return out
     return restride(out, query, key, value, enable_gqa)

@@ -29,6 +29,20 @@ def _default(problem: Problem, limits: Limits) -> dict[str, Value]:
     return {"isa": "v3", "tile_keys": 4, "tile_queries": 3, "block_k": 64}
 
 
+def _small_and_faster(problem: Problem) -> bool:
+    """Short problems that measured 1.2x and more of SDPA with AVX-512 in f32, head dims up to 128;
+    and tiny ones (0.96-1.5x), where SDPA reached through autofa would cost the call itself again.
+    """
+    p = problem
+    filled = -(-p.seqlen_q // 16) * 16
+    work = p.batch * p.heads_q * filled * p.seqlen_k * (p.head_dim + p.head_dim_v)
+    if max(p.head_dim, p.head_dim_v) > 128:
+        return False
+    if min(p.seqlen_q, p.seqlen_k) >= 16 or work <= 2**15:
+        return True
+    return p.seqlen_q >= 8 and 8 <= p.seqlen_k <= 64
+
+
 def _surely_faster(problem: Problem, limits: Limits) -> bool:
     """Where the default measured faster than SDPA throughout: 1.07x and more with AVX-512, 1.02x
     with AVX2, which SDPA was then held to.
@@ -39,6 +53,8 @@ def _surely_faster(problem: Problem, limits: Limits) -> bool:
     """
     p = problem
     widest = max(p.head_dim, p.head_dim_v)
+    if p.dtype == "f32" and limits.capability >= 4 and _small_and_faster(p):
+        return True
     if min(p.seqlen_q, p.seqlen_k) < 32 or widest > 256:
         return False
     if p.dtype == "bf16" and limits.features & {"amx_bf16", "avx512_bf16"}:

@@ -67,6 +67,12 @@ def test_the_simplest_of_a_tie_wins() -> None:
     assert order(exact)[0] == "test.toy-c9"
 
 
+def test_wide_intervals_do_not_hide_a_clear_loss() -> None:
+    rows = [make_row(), toy(9, 0.500, call_spread=0.1), toy(4, 0.525, call_spread=0.1)]
+    assert order(rows)[0] == "test.toy-c9"
+    assert order([*rows[:2], toy(4, 0.505, call_spread=0.1)])[0] == "test.toy-c4"
+
+
 def test_intervals_narrower_than_runs_repeat_do_not_separate() -> None:
     rows = [make_row(), toy(9, 0.500, call_spread=1e-6), toy(4, 0.504, call_spread=1e-6)]
     assert order(rows)[0] == "test.toy-c4"
@@ -79,7 +85,7 @@ def test_sdpa_stays_unless_beaten_by_more_than_the_noise() -> None:
 
 
 def test_a_tied_challenger_that_does_not_beat_sdpa_does_not_win() -> None:
-    noisy = toy(1, 0.96, call_spread=0.08)
+    noisy = toy(1, 0.91, call_spread=0.12)
     rows = [make_row(), toy(9, 0.90), noisy]
     ranked = {place.slug: place for place in rank(rows, "eager", TOYS)}
     assert ranked[noisy.slug].tied

@@ -24,6 +24,9 @@ VALID = "valid"
 # Half-width that every median is given at least: medians of one kernel in interleaved rounds of
 # two runs differ by about 1% on a quiet machine, although each run's own interval is narrower.
 SPREAD_FLOOR = 0.005
+# However wide the intervals, what is slower than the fastest by more than this is not preferred to
+# it for being simpler. Plain SDPA is: it needs no proof.
+TIE_MOST = 0.02
 # Half-width where a row has none: wide enough that only clear differences count.
 SPREAD_UNKNOWN = 0.05
 
@@ -155,7 +158,7 @@ def rank(rows: Sequence[Row], mode: str, registry: Registry) -> list[Ranked]:
 
     Rows that are not ok are never returned, nor is a candidate whose newest row failed at any
     shape of the bucket. A candidate is tied if nothing is faster than it by more than both
-    intervals. The winner is the simplest (`Registry.simplicity`) of the tied; a challenger
+    intervals, nor (plain SDPA excepted) by more than `TIE_MOST`. The winner is the simplest (`Registry.simplicity`) of the tied; a challenger
     displaces `torch.sdpa` only where it is faster by more than the noise. Whether rows are valid
     is for the caller to ask. The order of `rows` does not matter.
     """
@@ -172,7 +175,12 @@ def rank(rows: Sequence[Row], mode: str, registry: Registry) -> list[Ranked]:
         return []
 
     best_low = max(score.low for score in scores)
-    tied = {score.slug for score in scores if score.high >= best_low}
+    close = max(score.log for score in scores) - TIE_MOST
+    tied = {
+        score.slug
+        for score in scores
+        if score.high >= best_low and (score.slug == BASELINE or score.log >= close)
+    }
     baseline = _Score(BASELINE, 0.0, SPREAD_FLOOR, ())
     baseline = next((score for score in scores if score.slug == BASELINE), baseline)
     beats = {

@@ -17,7 +17,6 @@ from autofa.errors import ToolchainError
 from autofa.kernels.family import Domain, KernelFamily, Param
 from autofa.settings import Settings
 
-
 # Background jobs of a shell without job control start with SIGINT ignored; tests that interrupt,
 # and the processes they start, need the usual answer to it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -160,7 +160,8 @@ def rank(rows: Sequence[Row], mode: str, registry: Registry) -> list[Ranked]:
     shape of the bucket. A candidate is tied if nothing is faster than it by more than both
     intervals, nor (plain SDPA excepted) by more than `TIE_MOST`. The winner is the simplest
     (`Registry.simplicity`) of the tied; a challenger displaces `torch.sdpa` only where it is faster
-    by more than the noise. Whether rows are valid is for the caller to ask. The order of `rows` does not matter.
+    by more than the noise. Whether rows are valid is for the caller to ask. The order of `rows`
+    does not matter.
     """
     latest = newest(rows)
     failed = {row.slug for row in latest if row.status in FAILURES}

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+import autofa
 from autofa.cli import COMMANDS, _run
 
 SMALL = ["tune", "--shape", "1,2,64,16", "--device", "cpu", "--trials", "1"]
@@ -157,6 +158,7 @@ def test_tune_report_explain_and_tune_again(capsys: pytest.CaptureFixture[str]) 
         assert entry["status"] == "ok"
         assert entry["time_ms"] > 0
         assert entry["bucket"]["head_dim"] == 16
+    autofa.reload()  # earlier tests in this process have read other databases
     explained = json.loads(run(capsys, "explain", "--shape", "1,2,64,16", "--device", "cpu")[1])
     assert explained["kernel"] == entries[0]["kernel"]
     assert explained["rung"] == "measured"

@@ -112,11 +112,15 @@ def attention(
                 and not enable_gqa
                 and query.is_contiguous()
             ):
-                won = (
-                    sdpa(query, key, value, None, 0.0, True)
-                    if is_causal
-                    else sdpa(query, key, value)
-                )
+                try:
+                    won = (
+                        sdpa(query, key, value, None, 0.0, True)
+                        if is_causal
+                        else sdpa(query, key, value)
+                    )
+                except RuntimeError as error:
+                    _explain_failure(error, query, key, value, None, is_causal, enable_gqa)
+                    raise
                 return won.contiguous()  # itself, where it is
             return _won(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
         if (

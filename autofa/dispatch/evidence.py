@@ -57,7 +57,8 @@ def _collector_paused() -> Iterator[None]:
 
 def gather(device: DeviceKey, settings: Settings) -> Evidence:
     """Reads the database's rows of `device`, now; its seed when first asked. Never raises."""
-    path = database(settings)
+    with _collector_paused():  # importing platformdirs for the default path allocates too
+        path = database(settings)
     lost = ""
     measured: dict[Bucket, list[Row]] = {}
     try:
@@ -68,7 +69,7 @@ def gather(device: DeviceKey, settings: Settings) -> Evidence:
         log.warning("stored measurements are not used: %s", error)
     except Exception as error:
         lost = f"{path}: {error!r}"
-        log.warning("stored measurements are not used: %s; `autofa db check` looks into it", lost)
+        log.warning("stored measurements are not used: %s; `autofa report` says more", lost)
     if not measured and not lost:
         log.info("no measurements of %s in %s; `autofa tune` makes them", device, path)
 

@@ -376,3 +376,31 @@ def test_arguments_as_torch_takes_them() -> None:
     for scale in (1, torch.tensor(0.5)):
         got = autofa.attention(q, k, v, scale=scale)  # type: ignore[arg-type]
         assert_close(got, sdpa(q, k, v, scale=scale).double())  # type: ignore[arg-type]
+
+
+@pytest.mark.filterwarnings("ignore:Lower right causal bias")
+@pytest.mark.parametrize("kernel", [None, "cpu.flash", "torch.sdpa"])
+@pytest.mark.parametrize("sizes", [(5, 9), (9, 5), (7, 7)])
+@pytest.mark.parametrize("grad", [False, True])
+def test_lower_right_with_is_causal_means_both(
+    kernel: str | None, sizes: tuple[int, int], grad: bool
+) -> None:
+    if grad and kernel == "cpu.flash":
+        pytest.skip("a forced own kernel gives no gradients")
+    rows, columns = sizes
+    q = torch.randn(1, 2, rows, 8, requires_grad=grad)
+    k, v = torch.randn(2, 1, 2, columns, 8).unbind()
+    visible = torch.ones(rows, columns, dtype=torch.bool).tril().tril(columns - rows)
+    with torch.set_grad_enabled(grad), served_by(kernel):
+        out = autofa.attention(q, k, v, causal_lower_right(rows, columns), is_causal=True)
+    assert_close(out.detach(), reference(q.detach(), k, v, visible))
+
+
+@pytest.mark.parametrize("place", ["query", "key", "value", "attn_mask"])
+def test_one_meta_tensor_among_others_is_an_error(place: str) -> None:
+    tensors = {name: torch.randn(1, 2, 9, 16) for name in ("query", "key", "value")}
+    if place == "attn_mask":
+        tensors[place] = torch.ones(9, 9, dtype=torch.bool)
+    tensors[place] = tensors[place].to("meta")
+    with pytest.raises(AutofaError, match="device"):
+        autofa.attention(**tensors)

@@ -206,6 +206,8 @@ def _elsewhere(
     """What the direct path could not say yes to at once."""
     if _state.deterministic is not _deterministic():
         _state.refresh()
+    if attn_mask is not None and is_plain(query) and is_plain(key):
+        attn_mask, is_causal = routes.one_corner(attn_mask, is_causal, query, key)
     slug = None if _state.direct else forcing.forced()
     reason = _state.off or routes.why_sdpa(query, key, value, attn_mask, dropout_p)
     if slug is not None and slug != BASELINE:

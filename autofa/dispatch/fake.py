@@ -55,8 +55,19 @@ def output_strides(sizes: Sequence[int], query: Tensor) -> list[int]:
     return result
 
 
-def output(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> Tensor:
+def output(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, enable_gqa: bool
+) -> Tensor:
     """An uninitialised tensor as the operators return it."""
+    # One meta tensor is enough for torch to come here, whatever the others are.
+    others = (key, value) if attn_mask is None else (key, value, attn_mask)
+    torch._check(  # type: ignore[no-untyped-call]
+        all(tensor.device == query.device for tensor in others),
+        lambda: (
+            f"device: got query {query.device}, others {[str(t.device) for t in others]}; "
+            "supported: one device for all; move them"
+        ),
+    )
     torch._check(  # type: ignore[no-untyped-call]
         key.shape[-2] == value.shape[-2],
         lambda: (
@@ -78,7 +89,7 @@ def _fwd(
     enable_gqa: bool = False,
     lower_right: bool = False,
 ) -> Tensor:
-    return output(query, key, value, enable_gqa)
+    return output(query, key, value, attn_mask, enable_gqa)
 
 
 def _run(
@@ -92,7 +103,7 @@ def _run(
     enable_gqa: bool = False,
     lower_right: bool = False,
 ) -> Tensor:
-    return output(query, key, value, enable_gqa)
+    return output(query, key, value, attn_mask, enable_gqa)
 
 
 def register() -> None:

@@ -34,6 +34,8 @@ def explain(
         UsageError: what `attention` would raise for the same arguments.
     """
     state.start()
+    if attn_mask is not None and routes.is_plain(query) and routes.is_plain(key):
+        attn_mask, is_causal = routes.one_corner(attn_mask, is_causal, query, key)
     reason = state.STATE.off or routes.why_sdpa(query, key, value, attn_mask, dropout_p)
     if reason:
         if all(map(routes.is_plain, (query, key, value))) and "autocast" not in reason:

@@ -35,6 +35,22 @@ def is_lower_right(mask: object) -> bool:
     return isinstance(mask, CausalBias) and mask.variant is CausalVariant.LOWER_RIGHT
 
 
+def one_corner(
+    attn_mask: Tensor | None, is_causal: bool, query: Tensor, key: Tensor
+) -> tuple[Tensor | None, bool]:
+    """A lower-right bias together with `is_causal` means both: of the two triangles, the smaller.
+
+    With at least as many keys as queries that is the upper-left one, else the lower-right one.
+    """
+    if not is_causal or attn_mask is None or not is_lower_right(attn_mask):
+        return attn_mask, is_causal
+    if not _fits(attn_mask, query, key):
+        return attn_mask, is_causal
+    if key.shape[-2] >= query.shape[-2]:
+        return None, True
+    return attn_mask, False
+
+
 def _fits(mask: object, query: Tensor, key: Tensor) -> bool:
     """Whether a lower-right bias is of the call's very lengths; else torch says what is wrong."""
     sizes = getattr(mask, "seq_len_q", None), getattr(mask, "seq_len_kv", None)
@@ -128,6 +144,8 @@ def plain(
             key that is shorter than the value.
     """
     known = is_plain(query) and is_plain(key) and is_plain(value)
+    if known and attn_mask is not None:
+        attn_mask, is_causal = one_corner(attn_mask, is_causal, query, key)
     if not known:
         return sdpa(
             query,

@@ -35,7 +35,7 @@ from torch.nn.functional import scaled_dot_product_attention  # noqa: E402
 from autofa import compiler, settings  # noqa: E402
 from autofa.device import Limits, cpu_limits, named_limits  # noqa: E402
 from autofa.errors import AutofaError, UsageError  # noqa: E402
-from autofa.kernels.cpu_flash import CPU_FLASH  # noqa: E402
+from autofa.kernels.families.cpu_flash import FAMILY as CPU_FLASH  # noqa: E402
 from autofa.kernels.family import Variant  # noqa: E402
 from autofa.problem import Problem, parse_shape  # noqa: E402
 from autofa.runtime import kernels  # noqa: E402

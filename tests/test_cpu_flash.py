@@ -17,7 +17,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from autofa import compiler, settings
 from autofa.device import cpu_info, named_limits
-from autofa.kernels.cpu_flash import CPU_FLASH
+from autofa.kernels.families.cpu_flash import FAMILY as CPU_FLASH
 from autofa.problem import parse_shape
 from autofa.runtime import abi
 

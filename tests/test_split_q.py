@@ -14,8 +14,8 @@ from cuda_variants import CASES, Case
 from autofa import compiler
 from autofa.device import CUDA_ARCHS, cuda_build_arch, cuda_limits
 from autofa.kernels.catalog import listing
+from autofa.kernels.families.split_q import FAMILY as SPLIT_Q
 from autofa.kernels.family import Variant
-from autofa.kernels.split_q import SPLIT_Q
 from autofa.problem import Problem
 from autofa.runtime import abi
 from autofa.settings import Settings

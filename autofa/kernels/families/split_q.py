@@ -43,7 +43,7 @@ def _default(problem: Problem, limits: Limits) -> dict[str, Value]:
     return dict(vars(p))
 
 
-SPLIT_Q = KernelFamily(
+FAMILY = KernelFamily(
     name="mma.split_q",
     title="mma(split-q)",
     version=1,

@@ -64,7 +64,7 @@ def _surely_faster(problem: Problem, limits: Limits) -> bool:
     return p.seqlen_k * (p.head_dim + p.head_dim_v) <= 2**17
 
 
-CPU_FLASH = KernelFamily(
+FAMILY = KernelFamily(
     name="cpu.flash",
     title="cpu(flash)",
     version=1,

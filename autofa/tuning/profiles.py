@@ -17,6 +17,7 @@ from autofa.problem import MASKS, Problem, nearest_power_of_two, parse_dtype, pa
 DENSE = ("none",)
 CAUSAL = ("causal",)
 BOTH = ("none", "causal")
+MASKED = ("bool", "additive")
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,9 @@ _CUDA_DEFAULT = Profile(
         # Decoding: one query row against a long cache, with grouped heads as served models have.
         Group(("1,32/8,1/4096,128", "16,32/8,1/4096,128", "64,32/8,1/1024,128"), ("bf16",), DENSE),
         Group(("2,16,1024,96", "2,16,4096,96", "1,8,1024,256", "1,8,4096,256"), ("bf16",)),
-        Group(("1,8,2048,512", "1,8,8192,512", "1,32,4096,320"), ("bf16",), DENSE),
+        Group(("1,8,2048,512", "1,8,8192,512", "1,32,4096,320", "1,8,8192,1024"), ("bf16",), DENSE),
+        # Padded batches and biases: an explicit mask is a bucket of its own.
+        Group(("4,16,1024,64", "4,16,2048,128"), ("bf16",), MASKED),
     ),
 )
 _CUDA_FULL = Profile(

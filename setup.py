@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT))
 
 from autofa import compiler, settings  # noqa: E402
-from autofa.compiler.toolchain import find_ninja  # noqa: E402
+from autofa.compiler.execute import find_ninja  # noqa: E402
 from autofa.device import named_limits  # noqa: E402
 from autofa.errors import AutofaError  # noqa: E402
 from autofa.kernels import REGISTRY  # noqa: E402

@@ -152,3 +152,25 @@ def test_an_interrupted_build_stops_its_compilers(
     process.send_signal(signal.SIGINT)
     assert process.wait(timeout=10) != 0
     assert until(lambda: not processes_naming("4713.25"))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_a_hung_question_for_the_version_ends_with_whoever_asked(
+    tmp_path: Path, start: Callable[[list[str]], subprocess.Popen[str]], number: signal.Signals
+) -> None:
+    hung = tmp_path / "hung-g++"
+    hung.write_text("#!/bin/sh\nsleep 4711.75 & sleep 4711.75\n")
+    hung.chmod(0o755)
+    text = f"""
+        from autofa.compiler import find
+        from autofa.settings import Settings
+        from autofa.tuning.control import signals_interrupt
+        with signals_interrupt():
+            find("cpu", Settings(cxx=({str(hung)!r},), search_path="/usr/bin:/bin"))
+    """
+    (tmp_path / "asker.py").write_text(textwrap.dedent(text))
+    asker = start([sys.executable, str(tmp_path / "asker.py")])
+    assert until(lambda: processes_naming("4711.75"))
+    asker.send_signal(number)
+    asker.wait(5)
+    assert until(lambda: not processes_naming("4711.75"))

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from autofa.compiler import cuda_archs, find, toolchain
-from autofa.compiler.toolchain import find_ninja, unsupported
+from autofa.compiler import cuda_archs, execute, find, toolchain
+from autofa.compiler.execute import find_ninja
+from autofa.compiler.toolchain import unsupported
 from autofa.errors import ToolchainError
 from autofa.settings import Settings
 
@@ -164,7 +165,7 @@ def test_nvcc_says_which_architectures_it_knows(tmp_path: Path) -> None:
 def test_ninja_beside_the_interpreter_comes_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(toolchain.sys, "executable", str(tmp_path / "bin" / "python"))
+    monkeypatch.setattr(execute.sys, "executable", str(tmp_path / "bin" / "python"))
     with pytest.raises(ToolchainError, match="pip install ninja"):
         find_ninja(Settings(search_path=str(tmp_path)))
     on_path = fake(tmp_path / "ninja", "1.12")

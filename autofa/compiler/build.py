@@ -13,13 +13,13 @@ from pathlib import Path
 
 from autofa.compiler import cache, execute
 from autofa.compiler.diagnostics import Usage, headline, killed_for_memory, parse_usage
-from autofa.compiler.execute import Job, Outcome
+from autofa.compiler.execute import Job, Outcome, find_ninja
 from autofa.compiler.fingerprint import fingerprint
 from autofa.compiler.jobs import default_jobs
 from autofa.compiler.lock import Lock
 from autofa.compiler.render import identity, include_roots, static_smem_bytes, stub
 from autofa.compiler.targets import kind_of, source_suffix
-from autofa.compiler.toolchain import Toolchain, compile_command, find, find_ninja, unsupported
+from autofa.compiler.toolchain import Toolchain, compile_command, find, unsupported
 from autofa.errors import ToolchainError
 from autofa.kernels.family import Variant
 from autofa.settings import Settings

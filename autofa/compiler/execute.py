@@ -6,13 +6,13 @@ import contextlib
 import json
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from autofa.compiler.toolchain import environment, find_ninja
 from autofa.errors import ToolchainError
 from autofa.settings import Settings
 
@@ -44,6 +44,27 @@ class Outcome:
     expired: bool
     seconds: float
     cpu_seconds: float
+
+
+def environment(settings: Settings) -> tuple[str, ...]:
+    """A prefix for commands: the search path of `settings`, and English messages to read."""
+    return ("/usr/bin/env", "LC_ALL=C", f"PATH={settings.search_path}")
+
+
+def find_ninja(settings: Settings) -> str:
+    """The path of ninja: the one beside this interpreter first, then the search path.
+
+    Raises:
+        ToolchainError: there is none.
+    """
+    beside = Path(sys.executable).parent / "ninja"
+    found = str(beside) if beside.is_file() else shutil.which("ninja", path=settings.search_path)
+    if found is None:
+        raise ToolchainError(
+            f"ninja: not beside {sys.executable}, not in PATH; `pip install ninja`, or build one "
+            "library at a time (MAX_JOBS=1), which needs none"
+        )
+    return found
 
 
 def log_of(folder: Path, index: int) -> str:

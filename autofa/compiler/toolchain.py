@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import re
 import shutil
-import signal
-import subprocess
-import sys
+import tempfile
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+from autofa.compiler import execute
 from autofa.compiler.targets import flags_of, kind_of
 from autofa.errors import ToolchainError
 from autofa.settings import Settings
@@ -59,39 +57,28 @@ class Toolchain:
         return f"{self.version} ({' '.join(self.command)}, from {self.origin})"
 
 
-def environment(settings: Settings) -> tuple[str, ...]:
-    """A prefix for commands: the search path of `settings`, and English messages to read."""
-    return ("/usr/bin/env", "LC_ALL=C", f"PATH={settings.search_path}")
-
-
 def _ask(command: tuple[str, ...], settings: Settings, do: str) -> str:
-    """What a compiler prints.
+    """What a compiler prints. It is run as compilations are, so that it ends with this process.
 
     Raises:
         ToolchainError: it cannot be started, fails, or hangs.
     """
     shown = " ".join(command)
-    with subprocess.Popen(
-        (*environment(settings), *command),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        errors="replace",
-        start_new_session=True,
-    ) as compiler:
-        try:
-            out, err = compiler.communicate(timeout=_VERSION_SECONDS)
-        except subprocess.TimeoutExpired:
-            # The whole group: what a wrapper script has started holds the pipes open.
-            os.killpg(compiler.pid, signal.SIGKILL)
-            why = f"`{shown}` gave no answer in {_VERSION_SECONDS:g} s"
-            raise ToolchainError(f"{why}; {do}") from None
-    if compiler.returncode != 0:
-        said = (err.strip() or out.strip()).splitlines()
-        why = f": {said[0]}" if said else ""
-        raise ToolchainError(f"`{shown}` failed with exit code {compiler.returncode}{why}; {do}")
-    return out
+    try:
+        with tempfile.TemporaryDirectory(prefix="autofa-") as name:
+            folder = Path(name)
+            job = execute.Job(0, command)
+            [outcome] = execute.run([job], folder, settings, 1, _VERSION_SECONDS)
+            said = execute.log_of(folder, 0)
+    except OSError as error:
+        raise ToolchainError(f"`{shown}`: {error}; {do}") from None
+    if outcome.expired:
+        raise ToolchainError(f"`{shown}` gave no answer in {_VERSION_SECONDS:g} s; {do}")
+    if outcome.code != 0:
+        first = said.strip().splitlines()[:1]
+        why = f": {first[0]}" if first else ""
+        raise ToolchainError(f"`{shown}` failed with exit code {outcome.code}{why}; {do}")
+    return said
 
 
 def _release(command: tuple[str, ...], text: str, pattern: str, do: str) -> tuple[str, int, int]:
@@ -244,19 +231,3 @@ def compile_command(
         output,
         *toolchain.link,
     )
-
-
-def find_ninja(settings: Settings) -> str:
-    """The path of ninja: the one beside this interpreter first, then the search path.
-
-    Raises:
-        ToolchainError: there is none.
-    """
-    beside = Path(sys.executable).parent / "ninja"
-    found = str(beside) if beside.is_file() else shutil.which("ninja", path=settings.search_path)
-    if found is None:
-        raise ToolchainError(
-            f"ninja: not beside {sys.executable}, not in PATH; `pip install ninja`, or build one "
-            "library at a time (MAX_JOBS=1), which needs none"
-        )
-    return found

@@ -55,7 +55,15 @@ class OnlineSoftmax {
   __device__ __forceinline__ void fit(float (&scores)[MTiles][NTiles][4],
                                       float (&out)[MTiles][OTiles][4]) {
     float top[MTiles][2];
-    bool outgrown = false;
+    if (__any_sync(~0u, outgrown(top, scores))) raise(top, out);
+  }
+
+  // The two steps of fit(), for warps that share rows and must raise them together. First: the
+  // largest of this lane's scores per row, and whether the shift no longer serves one of them.
+  template <int NTiles>
+  __device__ __forceinline__ bool outgrown(float (&top)[MTiles][2],
+                                           const float (&scores)[MTiles][NTiles][4]) const {
+    bool any = false;
     for_each_row<MTiles>([&](int m, int half) {
       float even = scores[m][0][2 * half], odd = scores[m][0][2 * half + 1];
 #pragma unroll
@@ -64,9 +72,38 @@ class OnlineSoftmax {
         odd = fmaxf(odd, scores[m][n][2 * half + 1]);
       }
       top[m][half] = fmaxf(even, odd);
-      outgrown |= top[m][half] > ceiling_[m][half];
+      any |= top[m][half] > ceiling_[m][half];
     });
-    if (__any_sync(~0u, outgrown)) raise(top, out);
+    return any;
+  }
+
+  // Second: follows the rows' maxima, over the lanes that share a row, where they outgrew.
+  template <int OTiles>
+  __device__ __forceinline__ void raise(const float (&top)[MTiles][2],
+                                        float (&out)[MTiles][OTiles][4]) {
+    const float slack = 8.0f / scale_log2_;
+    for_each_row<MTiles>([&](int m, int half) {
+      const float row_top = over_row(top[m][half]);
+      if (row_top > ceiling_[m][half]) {
+        const bool first = ceiling_[m][half] == -kInfinity;
+        const float shift = row_top * scale_log2_;
+        const float factor = first ? 0.0f : exp2_fast(shift_[m][half] - shift);
+        ceiling_[m][half] = row_top + slack;
+        shift_[m][half] = shift;
+        sum_[m][half] *= factor;
+#pragma unroll
+        for (int n = 0; n < OTiles; ++n) {
+          out[m][n][2 * half] *= factor;
+          out[m][n][2 * half + 1] *= factor;
+        }
+      }
+    });
+  }
+
+  // The maximum over the four lanes that share a row.
+  static __device__ __forceinline__ float over_row(float top) {
+    top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
+    return fmaxf(top, __shfl_xor_sync(~0u, top, 2));
   }
 
   // Turns the scores of 16 keys of a fitted tile, those of columns 2 * square and 2 * square + 1,
@@ -95,6 +132,9 @@ class OnlineSoftmax {
     });
   }
 
+  // A row's sum of weights: of this lane before finish(), of the warp after it.
+  __device__ __forceinline__ float& sum(int m, int half) { return sum_[m][half]; }
+
   // What the row's accumulated output is multiplied by; 0 for a row that saw no key.
   __device__ __forceinline__ float normalizer(int m, int half) const {
     return sum_[m][half] == 0.0f ? 0.0f : 1.0f / sum_[m][half];
@@ -106,30 +146,6 @@ class OnlineSoftmax {
   }
 
  private:
-  template <int OTiles>
-  __device__ __forceinline__ void raise(const float (&top)[MTiles][2],
-                                        float (&out)[MTiles][OTiles][4]) {
-    const float slack = 8.0f / scale_log2_;
-    for_each_row<MTiles>([&](int m, int half) {
-      float row_top = top[m][half];
-      row_top = fmaxf(row_top, __shfl_xor_sync(~0u, row_top, 1));
-      row_top = fmaxf(row_top, __shfl_xor_sync(~0u, row_top, 2));
-      if (row_top > ceiling_[m][half]) {
-        const bool first = ceiling_[m][half] == -kInfinity;
-        const float shift = row_top * scale_log2_;
-        const float factor = first ? 0.0f : exp2_fast(shift_[m][half] - shift);
-        ceiling_[m][half] = row_top + slack;
-        shift_[m][half] = shift;
-        sum_[m][half] *= factor;
-#pragma unroll
-        for (int n = 0; n < OTiles; ++n) {
-          out[m][n][2 * half] *= factor;
-          out[m][n][2 * half + 1] *= factor;
-        }
-      }
-    });
-  }
-
   float scale_log2_;
   float ceiling_[MTiles][2];  // raw score up to which `shift_` serves; -inf before the first key
   float shift_[MTiles][2];    // log2 of what the row's weights are divided by

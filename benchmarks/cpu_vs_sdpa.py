@@ -1,12 +1,15 @@
-"""`cpu.flash` beside torch's SDPA on this CPU, in one process and on the same threads.
+"""CPU kernels beside torch's SDPA on this CPU, in one process and on the same threads.
 
     python benchmarks/cpu_vs_sdpa.py [--threads 1,2] [--isa v3|v4] [--dtype f32] [--quick]
-                                     [--variants cpu.flash-v4-k8q3-b128-f32,... | all] [--shape ...]
+                                     [--family cpu.flash] [--shape 1,32/8,1/4096,128 ...]
+                                     [--variants cpu.flash-v4-k8q3-b128-f32,... | all]
+                                     [--masks none,causal,bool,additive,padding]
 
 Rounds in which SDPA and all variants take turns. A ratio is the median over the rounds of SDPA's
 time divided by the variant's time in the same round (> 1: the variant is faster); the allocation
 of the output is inside both. In brackets, the largest error against float64, over SDPA's.
-`--isa v3` also holds SDPA and the libraries below it to AVX2.
+The masks `bool` and `additive` hide 30 % of all pairs, at random; `padding` hides the last half of
+the keys from all queries. `--isa v3` also holds SDPA and the libraries below it to AVX2.
 """
 
 from __future__ import annotations
@@ -35,7 +38,7 @@ from torch.nn.functional import scaled_dot_product_attention  # noqa: E402
 from autofa import compiler, settings  # noqa: E402
 from autofa.device import Limits, cpu_limits, named_limits  # noqa: E402
 from autofa.errors import AutofaError, UsageError  # noqa: E402
-from autofa.kernels.families.cpu_flash import FAMILY as CPU_FLASH  # noqa: E402
+from autofa.kernels import REGISTRY  # noqa: E402
 from autofa.kernels.family import Variant  # noqa: E402
 from autofa.problem import Problem, parse_shape  # noqa: E402
 from autofa.runtime import kernels  # noqa: E402
@@ -57,10 +60,29 @@ class Row:
     errors: tuple[float, ...]
 
 
-def reference(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> torch.Tensor:
+def explicit_mask(problem: Problem, kind: str) -> torch.Tensor | None:
+    p = problem
+    if kind == "padding":
+        return (torch.arange(p.seqlen_k) < p.seqlen_k / 2).expand(p.batch, 1, 1, p.seqlen_k)
+    if kind not in ("bool", "additive"):
+        return None
+    generator = torch.Generator().manual_seed(1)
+    values = torch.randn((p.batch, 1, p.seqlen_q, p.seqlen_k), generator=generator)
+    visible = values > -0.5
+    if kind == "bool":
+        return visible
+    return values.masked_fill(~visible, -math.inf).to(TORCH_DTYPES[p.dtype])
+
+
+def reference(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, mask: torch.Tensor | None
+) -> torch.Tensor:
     scores = q.double() @ k.double().transpose(-1, -2) / math.sqrt(q.shape[-1])
     if causal:
         scores = scores.masked_fill(torch.ones(scores.shape[-2:]).triu(1).bool(), -math.inf)
+    if mask is not None:
+        bias = torch.where(mask, 0.0, -math.inf) if mask.dtype == torch.bool else mask
+        scores = scores + bias.double()
     return torch.softmax(scores, -1) @ v.double()
 
 
@@ -80,8 +102,10 @@ def time_rounds(calls: list[Callable[[], torch.Tensor]], rounds: int) -> list[li
     return samples
 
 
-def compare(problem: Problem, ids: list[int], rounds: int) -> Row:
+def compare(problem: Problem, mask: str, ids: list[int], rounds: int) -> Row:
     p = problem
+    attn_mask = explicit_mask(p, mask)
+    causal = mask == "causal"
     generator = torch.Generator().manual_seed(0)
     shapes = (
         (p.batch, p.heads_q, p.seqlen_q, p.head_dim),
@@ -94,15 +118,19 @@ def compare(problem: Problem, ids: list[int], rounds: int) -> Row:
     gqa = p.heads_q != p.heads_kv
 
     def own(kernel: int) -> Callable[[], torch.Tensor]:
-        return lambda: kernels.run(kernel, q, k, v, is_causal=p.causal, enable_gqa=gqa)
+        return lambda: kernels.run(
+            kernel, q, k, v, attn_mask=attn_mask, is_causal=causal, enable_gqa=gqa
+        )
 
     calls: list[Callable[[], torch.Tensor]] = [
-        lambda: scaled_dot_product_attention(q, k, v, is_causal=p.causal, enable_gqa=gqa),
+        lambda: scaled_dot_product_attention(
+            q, k, v, attn_mask=attn_mask, is_causal=causal, enable_gqa=gqa
+        ),
         *(own(kernel) for kernel in ids),
     ]
     group = p.heads_q // p.heads_kv
     wide_k, wide_v = (t.repeat_interleave(group, 1) for t in (k, v))
-    right = reference(q, wide_k, wide_v, p.causal)
+    right = reference(q, wide_k, wide_v, causal, attn_mask)
     errors = [(call().double() - right).abs().max().item() for call in calls]
     sdpa, *variants = time_rounds(calls, rounds)
     return Row(
@@ -129,26 +157,28 @@ def print_table(rows: list[Row], variants: list[Variant]) -> None:
     print(f"| {'geometric mean':>14} | | " + " | ".join(f"**{m:.3f}**" for m in means) + " |\n")
 
 
-def problems(args: argparse.Namespace, mask: str) -> list[Problem]:
+def problems(args: argparse.Namespace) -> list[Problem]:
     shapes = args.shape or [
         *(f"1,8,{n},{d}" for d in (64, 128) for n in (QUICK_LENGTHS if args.quick else LENGTHS)),
     ]
-    return [parse_shape(s, dtype=args.dtype, mask=mask, device="cpu") for s in shapes]
+    return [parse_shape(s, dtype=args.dtype, device="cpu") for s in shapes]
 
 
 def choose(args: argparse.Namespace, limits: Limits) -> list[Variant]:
-    problem = parse_shape("1,8,512,64", dtype=args.dtype, device="cpu")
+    problem = problems(args)[0]
+    family = REGISTRY.family(args.family)
     if args.variants == "all":
-        return CPU_FLASH.legal(problem, limits)
+        return family.legal(problem, limits)
     if args.variants:
-        found = [(slug, CPU_FLASH.parse(slug)) for slug in args.variants.split(",")]
+        found = [(slug, REGISTRY.find(slug)) for slug in args.variants.split(",")]
         for slug, variant in found:
-            if variant is None:
+            if not isinstance(variant, Variant):
                 raise UsageError(f"kernel: got {slug!r}; `autofa kernels` lists the variants")
-        return [variant for _, variant in found if variant is not None]
-    default = CPU_FLASH.default_variant(problem, limits)
+        return [variant for _, variant in found if isinstance(variant, Variant)]
+    default = family.default_variant(problem, limits)
     if default is None:
-        raise UsageError(f"cpu.flash does not run here: {limits.arch}, {args.dtype}")
+        refusal = family.domain.refusal(problem, limits)
+        raise UsageError(f"{family.name} does not serve {problem.shape} here: {refusal}")
     return [default]
 
 
@@ -167,9 +197,10 @@ def main() -> None:
     parser.add_argument("--threads", help="comma-separated counts; default: 1 and all")
     parser.add_argument("--isa", choices=("v3", "v4"), help="default: the best of this machine")
     parser.add_argument("--dtype", choices=tuple(TORCH_DTYPES), default="f32")
-    parser.add_argument("--masks", default="none,causal")
+    parser.add_argument("--masks", default="none,causal", help="none,causal,bool,additive,padding")
+    parser.add_argument("--family", default="cpu.flash")
     parser.add_argument("--variants", help="slugs, or `all`; default: the default variant")
-    parser.add_argument("--shape", action="append", help="B,H,N,D; repeatable")
+    parser.add_argument("--shape", action="append", help="as of `autofa tune`; repeatable")
     parser.add_argument("--rounds", type=int, default=31)
     parser.add_argument("--quick", action="store_true", help="two lengths, 7 rounds")
     args = parser.parse_args()
@@ -186,7 +217,7 @@ def main() -> None:
             print(f"{threads} thread(s), {args.dtype}, mask {mask}, torch {torch.__version__}\n")
             rounds = 7 if args.quick else args.rounds
             with torch.no_grad():
-                rows = [compare(problem, ids, rounds) for problem in problems(args, mask)]
+                rows = [compare(problem, mask, ids, rounds) for problem in problems(args)]
             print_table(rows, variants)
 
 

@@ -100,6 +100,8 @@ def test_the_space_is_small_and_of_one_instruction_set(arch: str, dtype: str) ->
         ("1,8,1/64,64", "f32", "none", (), False),
         ("1,8,8,512", "f32", "none", (), False),
         ("1,8,512,512", "f32", "none", (), False),
+        ("1,8,512,64", "f32", "additive", (), True),
+        ("1,8,1/512,64", "f32", "bool", (), False),
         ("1,8,512,64", "bf16", "none", (), True),
         ("1,8,512,64", "bf16", "none", ("amx_bf16",), False),
         ("1,8,512,64", "f16", "none", ("amx_bf16",), True),

@@ -1,5 +1,6 @@
 // cpu.flash: flash attention forward on CPU. f32, and bf16 and f16 by conversion, always with f32
-// accumulation; dense and causal on either corner, grouped heads, any head dims and lengths.
+// accumulation; dense, causal on either corner and explicit masks, grouped heads, any head dims and
+// lengths.
 //
 // A task is one panel of queries of one head, so threads share nothing but a counter, and results
 // repeat bit for bit. How many threads there are is felt in the last bits of causal results only,
@@ -67,6 +68,8 @@ class PanelWorker {
     view.queries = clamp(p.seqlen_q - first, 0, int64_t{vectors} * kLanes);
     view.vectors = vectors;
     view.causal = p.causal != AUTOFA_CAUSAL_NONE;
+    view.first = first;
+    view.mask = cpu::HeadMask(p, batch, head);
     view.diagonal = first + (p.causal == AUTOFA_CAUSAL_LOWER_RIGHT ? p.seqlen_k - p.seqlen_q : 0);
     return view;
   }
@@ -88,7 +91,7 @@ struct Kernel {
 
   static int32_t launch(const autofa_params& params, const autofa_executor& executor, void*) {
     using Settings = Config<Params>;
-    if (params.dtype != Settings::dtype || params.mask != AUTOFA_MASK_NONE || params.head_dim < 1 ||
+    if (params.dtype != Settings::dtype || !cpu::is_known_mask(params) || params.head_dim < 1 ||
         params.head_dim_v < 1 || params.heads_kv < 1 || params.heads_q % params.heads_kv != 0) {
       return AUTOFA_REFUSED;
     }

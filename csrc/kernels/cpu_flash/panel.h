@@ -5,6 +5,7 @@
 #include <stdint.h>
 
 #include "autofa/abi.h"
+#include "autofa/cpu/mask.h"
 #include "autofa/cpu/scratch.h"
 #include "config.h"
 #include "rows.h"
@@ -13,12 +14,9 @@
 
 namespace autofa::cpu_flash {
 
-inline int64_t clamp(int64_t value, int64_t low, int64_t high) {
-  return value < low ? low : value > high ? high : value;
-}
-
 // Where a panel lies. `diagonal` is the last key that the panel's first query may see (negative if
-// it sees none); query i sees keys 0 .. diagonal + i. Dense problems have no diagonal.
+// it sees none); query i sees keys 0 .. diagonal + i. Dense problems have no diagonal. `first` is
+// the panel's first query, as a row of the explicit mask.
 template <class Type>
 struct PanelView {
   const Type *q, *k, *v;
@@ -28,6 +26,8 @@ struct PanelView {
   int vectors;
   bool causal;
   int64_t diagonal;
+  int64_t first;
+  cpu::HeadMask mask;
 };
 
 // The working memory of one thread, for panels of any width.
@@ -75,6 +75,16 @@ class Panel {
     load_queries<Config::dtype>(view_.q, params_.q_strides[2], view_.queries, params_.head_dim,
                                 params_.scale * log2e, memory_.q, lanes_);
     memory_.softmax.start(lanes_);
+    if (view_.mask) {
+      run_masked();
+    } else {
+      run_plain();
+    }
+    finish();
+  }
+
+ private:
+  void run_plain() {
     const int64_t common = view_.causal ? clamp(view_.diagonal + 1, 0, params_.seqlen_k)
                                         : params_.seqlen_k;  // keys that every query sees
     const int64_t last = seen_by(view_.vectors - 1);
@@ -85,10 +95,22 @@ class Panel {
       begin += block;
     }
     if (begin < last) absorb(begin, common, last);
-    finish();
   }
 
- private:
+  // With an explicit mask every vector meets every key of a block, and the mask hides some of them;
+  // blocks that it hides from all queries are skipped.
+  void run_masked() {
+    const int64_t last = seen_by(view_.vectors - 1);
+    const int64_t block = block_size(last);
+    bool first = true;
+    for (int64_t begin = 0; begin < last; begin += block) {
+      const int64_t end = clamp(begin + block, begin, last);
+      if (view_.mask.hides(view_.first, view_.queries, begin, end - begin)) continue;
+      absorb_masked(begin, end, first);
+      first = false;
+    }
+  }
+
   // The number of keys that some query of vector j sees.
   int64_t seen_by(int vector) const {
     if (!view_.causal) return params_.seqlen_k;
@@ -137,6 +159,35 @@ class Panel {
       multiply_pv<true>(values, seen, begin == 0);
     } else {
       multiply_pv_by_visibility(values, begin, end, begin == 0);
+    }
+  }
+
+  void absorb_masked(int64_t begin, int64_t end, bool first) {
+    const int64_t count = end - begin;
+    Seen all;
+    for (int j = 0; j < max_vectors; ++j) all.end[j] = count;
+    const Rows keys =
+        rows_as_f32<Config::dtype>(view_.k + begin * params_.k_strides[2], params_.k_strides[2],
+                                   count, params_.head_dim, memory_.converted);
+    SoftmaxState& softmax = memory_.softmax;
+    softmax.start_block(lanes_);
+    multiply_qk(keys, 0, count, 0, nullptr);
+    bool hidden = false;
+    for (int j = 0; j < view_.vectors; ++j) {
+      const int64_t lane = int64_t{j} * kLanes;
+      const MaskView mask{view_.mask, view_.first + lane, view_.queries - lane, begin,
+                          view_.causal ? view_.diagonal + lane : end};
+      hidden |= add_mask(mask, scores(0, j), lanes_, count, softmax.block_largest + lane);
+    }
+    softmax.raise(lanes_);
+    weigh(0, count, 0);
+    const Rows values =
+        rows_as_f32<Config::dtype>(view_.v + begin * params_.v_strides[2], params_.v_strides[2],
+                                   count, params_.head_dim_v, memory_.converted);
+    if (!hidden || all_finite(values, 0, count, params_.head_dim_v)) {
+      multiply_pv<false>(values, all, first);
+    } else {
+      multiply_pv_by_visibility(values, begin, end, first);
     }
   }
 
@@ -203,13 +254,16 @@ class Panel {
   // The same, one pair of query and key at a time: a weight of 0 does not hide a NaN or an infinity
   // in V, so hidden pairs must not be multiplied at all.
   void multiply_pv_by_visibility(Rows values, int64_t begin, int64_t end, bool first) {
-    for (int64_t i = 0; i < lanes_; ++i) {
-      const int64_t keys = clamp(view_.diagonal + i + 1, begin, end) - begin;
+    for (int64_t i = 0; i < view_.queries; ++i) {
+      const int64_t keys =
+          view_.causal ? clamp(view_.diagonal + i + 1, begin, end) - begin : end - begin;
       for (int64_t d = 0; d < params_.head_dim_v; ++d) {
         float* to = memory_.out + d * lanes_ + i;
         float sum = first ? 0 : *to * memory_.softmax.alpha[i];
-        for (int64_t key = 0; key < keys; ++key)
+        for (int64_t key = 0; key < keys; ++key) {
+          if (view_.mask && view_.mask.hides(view_.first + i, 1, begin + key, 1)) continue;
           sum += memory_.scores[key * lanes_ + i] * values[key][d];
+        }
         *to = sum;
       }
     }

@@ -6,6 +6,7 @@
 #include <math.h>
 #include <stdint.h>
 
+#include "autofa/cpu/mask.h"
 #include "autofa/cpu/vector.h"
 #include "tiles.h"
 
@@ -59,6 +60,39 @@ void mask_diagonal(float* scores, int64_t lanes, int64_t keys, int64_t first_lan
     }
   }
   AUTOFA_UNROLL for (int j = 0; j < Vectors; ++j) cpu::store(largest + j * kLanes, top[j]);
+}
+
+// One vector of queries before an explicit mask: its first row, how many rows there are from it on,
+// the key that column 0 of a block is, and the last key that lane 0 sees on a causal diagonal.
+struct MaskView {
+  const cpu::HeadMask& mask;
+  int64_t row, rows, begin, diagonal;
+};
+
+// Adds the mask to one vector of queries and takes its largest scores; whether a key is hidden.
+// A hidden score is replaced, so that a NaN in it never counts.
+inline bool add_mask(const MaskView& view, float* scores, int64_t lanes, int64_t keys,
+                     float* largest) {
+  Floats top = cpu::load(largest);
+  cpu::Ints hidden = {};
+  for (int64_t key = 0; key < keys; key += kLanes) {
+    const int64_t width = keys - key < kLanes ? keys - key : kLanes;
+    Floats bias[kLanes];
+    view.mask.load_square(view.row, view.rows, view.begin + key, width, bias);
+    const auto last_seen =
+        cpu::lane_numbers() +
+        static_cast<int32_t>(clamp(view.diagonal - view.begin - key, -kLanes * 2, kLanes * 2));
+    for (int64_t i = 0; i < width; ++i) {
+      float* at = scores + (key + i) * lanes;
+      const cpu::Ints gone = (bias[i] == -INFINITY) | (last_seen < static_cast<int32_t>(i));
+      const Floats score = gone ? cpu::broadcast(-INFINITY) : cpu::load(at) + bias[i];
+      cpu::store(at, score);
+      top = cpu::max(top, score);
+      hidden |= gone;
+    }
+  }
+  cpu::store(largest, top);
+  return cpu::any(hidden);
 }
 
 // Turns scores of `keys` keys into weights and adds them to the sums.

@@ -15,6 +15,10 @@ namespace autofa::cpu_flash {
 using cpu::Floats;
 using cpu::kLanes;
 
+inline int64_t clamp(int64_t value, int64_t low, int64_t high) {
+  return value < low ? low : value > high ? high : value;
+}
+
 template <int Value>
 using Constant = std::integral_constant<int, Value>;
 

@@ -2,7 +2,7 @@
 
 The compiler, the tuner, the database, the dispatcher and the report read this one declaration; a
 family's parameters are known nowhere else. A `Variant` is a family with one value per parameter,
-and its slug (`mma.split_q-d64-m64n64-w4-s2-bf16-causal`) names it in every file, row and log.
+and its slug (`mma.split_q-d64-m64n64-w4-s2-f32-bf16-causal`) names it in every file, row and log.
 """
 
 from __future__ import annotations

@@ -3,26 +3,15 @@
 from __future__ import annotations
 
 from autofa.device import Limits
-from autofa.kernels.family import Constraint, Domain, HeadDims, KernelFamily, Param, Params, Value
+from autofa.kernels import mma
+from autofa.kernels.family import KernelFamily, Params, Value
 from autofa.problem import Problem
 
 
 def _smem_bytes(p: Params, problem: Problem) -> int:
     """The query tile, and a key and a value tile per stage, of 2-byte elements."""
     rows: int = p.block_m + 2 * p.stages * p.block_n
-    return rows * problem.head_dim * 2
-
-
-def _threads(p: Params, problem: Problem) -> int:
-    warps: int = p.warps
-    return 32 * warps
-
-
-def _registers(p: Params, problem: Problem) -> int:
-    """Per thread: output and scores in f32, and what addresses and row statistics took."""
-    rows: int = p.block_m // p.warps
-    columns: int = problem.head_dim + p.block_n
-    return rows * columns // 32 + 40
+    return rows * mma.columns(problem.head_dim) * 2
 
 
 def _default(problem: Problem, limits: Limits) -> dict[str, Value]:
@@ -31,14 +20,18 @@ def _default(problem: Problem, limits: Limits) -> dict[str, Value]:
     At head dim 128, tiles of 128 keys and 128 rows do not fit the registers; two stages then gain
     1-2% where two blocks still fit on an SM, and a block that is alone loses far more.
     """
-    p = Params(block_m=128, block_n=128, warps=4, stages=1)
+    columns = mma.columns(problem.head_dim)
+    p = Params(block_m=128, block_n=128, warps=4, stages=1, accumulate="f32")
+    if problem.mask in ("bool", "additive"):  # applying it takes registers too
+        p.block_n = 64
     blocks = problem.batch * problem.heads_q * -(-problem.seqlen_q // p.block_m)
-    if problem.seqlen_q <= 64 or blocks <= 2 * limits.units:
+    if columns > 128:  # 16 rows per warp: two row tiles do not fit the registers
+        p.block_m, p.block_n = 64, 64
+    elif problem.seqlen_q <= 64 or blocks <= 2 * limits.units:
         p.block_m = 64
-    elif problem.head_dim == 128:
+    elif columns > 80:
         p.block_n, p.stages = 64, 2
-        # Each block takes 1 KiB of the SM's shared memory besides its own.
-        if 2 * (_smem_bytes(p, problem) + 1024) > limits.smem_per_sm:
+        if mma.resident_blocks(_smem_bytes(p, problem), limits) < 2:
             p.stages = 1
     return dict(vars(p))
 
@@ -46,43 +39,25 @@ def _default(problem: Problem, limits: Limits) -> dict[str, Value]:
 FAMILY = KernelFamily(
     name="mma.split_q",
     title="mma(split-q)",
-    version=1,
+    version=2,
     folder="split_q",
     entry="kernel.cuh",
-    domain=Domain(
-        device="cuda",
-        dtypes=("f16", "bf16"),
-        head_dims=HeadDims(listed=(64, 128)),
-        masks=("none", "causal", "causal_lower_right"),
-        min_arch=80,
-        alignment=16,
-        unequal_head_dims=False,
-    ),
+    domain=mma.domain(last_head_dim=256),
     params=(
-        Param("block_m", (64, 128), "m{}", about="query rows of a thread block"),
-        Param("block_n", (32, 64, 96, 128), "n{}", joined=True, about="keys of a tile"),
-        Param("warps", (4, 8), "w{}", about="warps of a thread block"),
-        Param("stages", (1, 2), "s{}", about="key and value tiles in flight"),
+        mma.block_m(64, 128),
+        mma.block_n(32, 64, 96, 128),
+        mma.warps(4, 8),
+        mma.stages(1, 2, 3),
+        mma.ACCUMULATE,
     ),
     constraints=(
-        Constraint(
-            "rows per warp",
-            "each warp owns whole 16-row tiles",
-            lambda p, problem, limits: p.block_m % (16 * p.warps) == 0,
-        ),
-        Constraint(
-            "registers",
-            "output and scores of a warp's rows stay in its registers, of which a thread has 255",
-            lambda p, problem, limits: _registers(p, problem) <= 255,
-        ),
-        Constraint(
-            "shared memory",
-            "the queries and the tiles of all stages fit in one block",
-            lambda p, problem, limits: _smem_bytes(p, problem) <= limits.smem_per_block,
-        ),
+        mma.ROWS_PER_WARP,
+        mma.ACCUMULATION,
+        mma.registers(mma.row_warp_registers),
+        mma.shared_memory(_smem_bytes),
     ),
     target=lambda p, limits: limits.arch,
     default=_default,
     smem_bytes=_smem_bytes,
-    threads=_threads,
+    threads=mma.threads,
 )

@@ -19,13 +19,14 @@ __global__ void __launch_bounds__(Config<Params>::threads, Config<Params>::block
     forward(const __grid_constant__ autofa_params call) {
   using C = Config<Params>;
   using Element = typename C::Element;
+  using Mask = KeyMask<C::causal, C::mask>;
   extern __shared__ __align__(128) unsigned char shared[];
   const uint32_t q_tile = shared_address(shared);
 
   const BlockWork work(call, C::block_m);
   const int rows = static_cast<int>(call.seqlen_q), keys = static_cast<int>(call.seqlen_k);
-  const KeyLimit<C::causal> limit(rows, keys);
-  const KeyTiles tiles(limit, work.first_row, C::block_m, rows, C::block_n);
+  const Mask mask(call, work.batch, work.head_q);
+  const KeyTiles tiles(mask, work.first_row, C::block_m, rows, C::block_n);
   const int warp_row = static_cast<int>(threadIdx.x) / 32 * C::rows_per_warp;
   const int row = work.first_row + warp_row + static_cast<int>(threadIdx.x) % 32 / 4;
 
@@ -39,29 +40,29 @@ __global__ void __launch_bounds__(Config<Params>::threads, Config<Params>::block
   q_loader.load(q_tile, work.first_row, rows);
   pipeline.start();
   pipeline.wait_started();
-  const SoftmaxScale scale(call.scale);
+  const SoftmaxScale scale = mask.softmax_scale(call.scale);
   if (scale.negate_queries) negate_tile(q_loader, q_tile);
   __syncthreads();
-  const Queries<typename C::QTile, C::m_tiles, C::queries_in_registers> queries(q_tile, warp_row);
+  const Queries<typename C::QTile, C::m_tiles, C::held_squares> queries(q_tile, warp_row);
 
-  OnlineSoftmax<C::m_tiles> softmax(scale.log2);
+  OnlineSoftmax<C::m_tiles> softmax(scale.log2, C::accumulate == AUTOFA_F32 ? 8.0f : 0.0f);
   float out[C::m_tiles][C::o_tiles][4] = {};
   for (int tile = 0; tile < tiles.end; ++tile) {
-    const bool masked = tile >= tiles.first_masked;
+    const bool masked = Mask::on_every_tile || tile >= tiles.first_masked;
     const int first_key = tile * C::block_n;
     float scores[C::m_tiles][C::n_tiles][4];
-    multiply_qk<Element, typename C::KTile>(scores, queries, pipeline.keys(tile));
+    multiply_qk<Element, typename C::KTile, C::accumulate>(scores, queries, pipeline.keys(tile));
     const uint32_t values = pipeline.values(tile);
-    if (masked) mask_scores(scores, limit, row, first_key);
+    if (masked) mask.apply(scores, row, first_key);
     softmax.fit(scores, out);
-    if constexpr (C::causal != AUTOFA_CAUSAL_NONE) {
+    if constexpr (Mask::hides_values) {
       if (masked) {
-        isolate_nonfinite<Element, typename C::VTile>(out, pipeline.value_loader(), values, limit,
+        isolate_nonfinite<Element, typename C::VTile>(out, pipeline.value_loader(), values, mask,
                                                       row, first_key);
       }
     }
-    accumulate_pv<Element, typename C::VTile>(out, scores, values,
-                                              [&](int k) { softmax.weigh(scores, k); });
+    accumulate_pv<Element, typename C::VTile, C::accumulate>(
+        out, scores, values, [&](int k) { softmax.weigh(scores, k); });
   }
 
   softmax.finish();
@@ -76,32 +77,10 @@ __global__ void __launch_bounds__(Config<Params>::threads, Config<Params>::block
 }
 
 template <class Params>
-struct Kernel {
-  using C = Config<Params>;
-  static constexpr int threads = C::threads;
-  static constexpr int smem_bytes = C::smem_bytes;
-
-  static int64_t workspace_bytes(const autofa_params&) { return 0; }
-
+struct Kernel : RowBlockKernel<Config<Params>> {
   static int32_t launch(const autofa_params& call, const autofa_executor&, void* stream) {
-    if (!serves(call)) return AUTOFA_REFUSED;
-    const int64_t blocks = BlockWork::count(call, C::block_m);
-    if (blocks == 0) return AUTOFA_OK;
     static KernelLauncher launcher(&forward<Params>);
-    return launcher.run(call, blocks, C::threads, C::smem_bytes, stream);
-  }
-
- private:
-  static bool serves(const autofa_params& call) {
-    constexpr int64_t most = INT32_MAX - 2 * (C::block_m + C::block_n);
-    return call.dtype == Params::dtype && call.causal == C::causal &&
-           call.mask == AUTOFA_MASK_NONE && call.head_dim == C::head_dim &&
-           call.head_dim_v == C::head_dim && call.seqlen_q <= most && call.seqlen_k <= most &&
-           BlockWork::count(call, C::block_m) <= INT32_MAX &&
-           rows_aligned(call.q, call.q_strides, call.batch, call.heads_q, call.seqlen_q) &&
-           rows_aligned(call.k, call.k_strides, call.batch, call.heads_kv, call.seqlen_k) &&
-           rows_aligned(call.v, call.v_strides, call.batch, call.heads_kv, call.seqlen_k) &&
-           rows_aligned(call.out, call.out_strides, call.batch, call.heads_q, call.seqlen_q);
+    return Kernel::launch_blocks(launcher, call, stream);
   }
 };
 

@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "autofa/abi.h"
+#include "autofa/block/scheduler.cuh"
 
 namespace autofa {
 
@@ -55,6 +56,41 @@ class KernelLauncher {
 
   const void* entry_;
   std::atomic<uint64_t> granted_{0};
+};
+
+// Whether a kernel whose blocks own block_m rows serves a call. `Config` names what it was compiled
+// for: dtype, causal, mask, head_dim, block_m, block_n.
+template <class Config>
+bool serves(const autofa_params& call) {
+  constexpr int64_t most = INT32_MAX - 2 * (Config::block_m + Config::block_n);
+  const int32_t kind = call.mask_dtype;
+  return call.dtype == Config::dtype && call.causal == Config::causal &&
+         call.mask == Config::mask && call.head_dim == Config::head_dim &&
+         call.head_dim_v == Config::head_dim && call.seqlen_q <= most && call.seqlen_k <= most &&
+         (Config::mask != AUTOFA_MASK_ADDITIVE || kind == AUTOFA_F32 || kind == AUTOFA_F16 ||
+          kind == AUTOFA_BF16) &&
+         BlockWork::count(call, Config::block_m) <= INT32_MAX &&
+         rows_aligned(call.q, call.q_strides, call.batch, call.heads_q, call.seqlen_q) &&
+         rows_aligned(call.k, call.k_strides, call.batch, call.heads_kv, call.seqlen_k) &&
+         rows_aligned(call.v, call.v_strides, call.batch, call.heads_kv, call.seqlen_k) &&
+         rows_aligned(call.out, call.out_strides, call.batch, call.heads_q, call.seqlen_q);
+}
+
+// What the Kernel<Params> of export.h have in common. `Config` also has threads and smem_bytes.
+template <class Config>
+struct RowBlockKernel {
+  static constexpr int threads = Config::threads;
+  static constexpr int smem_bytes = Config::smem_bytes;
+
+  static int64_t workspace_bytes(const autofa_params&) { return 0; }
+
+ protected:
+  static int32_t launch_blocks(KernelLauncher& launcher, const autofa_params& call, void* stream) {
+    if (!serves<Config>(call)) return AUTOFA_REFUSED;
+    const int64_t blocks = BlockWork::count(call, Config::block_m);
+    if (blocks == 0) return AUTOFA_OK;
+    return launcher.run(call, blocks, threads, smem_bytes, stream);
+  }
 };
 
 }  // namespace autofa

@@ -21,11 +21,11 @@ __device__ __forceinline__ uint32_t nonfinite_bits(uint32_t word) {
 // For a tile that hides some keys from some rows: adds its non-finite values to `out` for the rows
 // that see them, then replaces them by zeros in shared memory. All threads of the block call it
 // together, after `out` was rescaled and before the tile's product. `row` is the thread's first
-// row.
-template <class Element, class VTile, class Loader, class Limit, int MTiles, int OTiles>
+// row; mask.sees(row, key) says who sees what.
+template <class Element, class VTile, class Loader, class Mask, int MTiles, int OTiles>
 __device__ __forceinline__ void isolate_nonfinite(float (&out)[MTiles][OTiles][4],
                                                   const Loader& loader, uint32_t values,
-                                                  const Limit& limit, int row, int first_key) {
+                                                  const Mask& mask, int row, int first_key) {
   uint32_t found = 0;
   loader.for_each_chunk(values, [&](uint32_t address) {
     uint32_t words[4];
@@ -44,7 +44,7 @@ __device__ __forceinline__ void isolate_nonfinite(float (&out)[MTiles][OTiles][4
       const uint32_t odd = nonfinite_bits<Element>(word);
       if (odd == 0) continue;
       for_each_row<MTiles>([&](int m, int half) {
-        if (first_key + key >= limit(row + m * 16 + half * 8)) return;
+        if (!mask.sees(row + m * 16 + half * 8, first_key + key)) return;
         if (odd & 0x8000u) out[m][n][2 * half] += Element::unpack(word & 0xffffu);
         if (odd >> 16) out[m][n][2 * half + 1] += Element::unpack(word >> 16);
       });

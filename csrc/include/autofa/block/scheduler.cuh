@@ -37,11 +37,11 @@ struct BlockWork {
 struct KeyTiles {
   int end, first_masked;
 
-  template <class Limit>
-  __device__ __forceinline__ KeyTiles(const Limit& limit, int first_row, int block_m, int rows,
+  template <class Mask>
+  __device__ __forceinline__ KeyTiles(const Mask& mask, int first_row, int block_m, int rows,
                                       int block_n)
-      : end((limit(min(first_row + block_m, rows) - 1) + block_n - 1) / block_n),
-        first_masked(limit(first_row) / block_n) {}
+      : end((mask(min(first_row + block_m, rows) - 1) + block_n - 1) / block_n),
+        first_masked(Mask::on_every_tile ? 0 : mask(first_row) / block_n) {}
 };
 
 // Start of one (batch, head) matrix of 16-bit elements.

@@ -18,9 +18,10 @@ constexpr float kInfinity = __builtin_huge_valf();
 // Zero becomes the smallest normal number, which gives the same equal weights, and keeps the
 // product with the -inf of a masked score from being NaN.
 struct SoftmaxScale {
-  float log2;  // scale * log2(e)
-  bool negate_queries;
+  float log2 = 1.0f;  // scale * log2(e); as it is for scores that are scaled already
+  bool negate_queries = false;
 
+  SoftmaxScale() = default;
   __device__ __forceinline__ explicit SoftmaxScale(float scale) : negate_queries(scale < 0.0f) {
     constexpr float kSmallest = 1.17549435e-38f, kLargest = 3.40282347e+38f;
     log2 = fabsf(scale) * 1.4426950408889634f;
@@ -42,7 +43,9 @@ __device__ __forceinline__ void for_each_row(Function f) {
 template <int MTiles>
 class OnlineSoftmax {
  public:
-  __device__ __forceinline__ explicit OnlineSoftmax(float scale_log2) : scale_log2_(scale_log2) {
+  // Weights come to at most 2^slack_log2. Where they are summed up in 16 bits, that is 0.
+  __device__ __forceinline__ explicit OnlineSoftmax(float scale_log2, float slack_log2 = 8.0f)
+      : scale_log2_(scale_log2), slack_log2_(slack_log2) {
     for_each_row<MTiles>([&](int m, int half) {
       ceiling_[m][half] = -kInfinity;
       shift_[m][half] = 0.0f;
@@ -81,7 +84,7 @@ class OnlineSoftmax {
   template <int OTiles>
   __device__ __forceinline__ void raise(const float (&top)[MTiles][2],
                                         float (&out)[MTiles][OTiles][4]) {
-    const float slack = 8.0f / scale_log2_;
+    const float slack = slack_log2_ / scale_log2_;
     for_each_row<MTiles>([&](int m, int half) {
       const float row_top = over_row(top[m][half]);
       if (row_top > ceiling_[m][half]) {
@@ -146,7 +149,7 @@ class OnlineSoftmax {
   }
 
  private:
-  float scale_log2_;
+  float scale_log2_, slack_log2_;
   float ceiling_[MTiles][2];  // raw score up to which `shift_` serves; -inf before the first key
   float shift_[MTiles][2];    // log2 of what the row's weights are divided by
   float sum_[MTiles][2];      // of this lane's weights

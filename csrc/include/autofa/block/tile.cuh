@@ -32,29 +32,36 @@ struct Tile {
   }
 };
 
-// Copies tiles of consecutive rows of one matrix; each thread of the block moves a fixed column.
+// Copies tiles of one matrix, from any row and from any column that starts a tile. The block's
+// threads lie along a panel's rows, then down them, then across panels, and each keeps its place:
+// where a panel has no more chunks than there are threads, some may have nothing to do.
 template <class Tile, int Threads, int HeadDim>
 class TileLoader {
-  static constexpr int rows_per_pass = Threads / Tile::row_chunks;
-  static_assert(Tile::rows % rows_per_pass == 0 && rows_per_pass % 8 == 0,
-                "every thread moves the same number of chunks, at one swizzle");
+  static constexpr int panel_chunks = Tile::rows * Tile::row_chunks;
+  static constexpr int panels_per_pass = Threads > panel_chunks ? Threads / panel_chunks : 1;
+  static constexpr int rows_per_pass =
+      Threads > panel_chunks ? Tile::rows : Threads / Tile::row_chunks;
+  static_assert(rows_per_pass % 8 == 0, "a thread moves its chunks at one swizzle");
 
  public:
   // `matrix` is row 0; `row_stride` counts elements.
   __device__ __forceinline__ TileLoader(const void* matrix, int64_t row_stride)
-      : row_(static_cast<int>(threadIdx.x) / Tile::row_chunks),
-        chunk_(static_cast<int>(threadIdx.x) % Tile::row_chunks),
+      : panel_(static_cast<int>(threadIdx.x) / (rows_per_pass * Tile::row_chunks)),
+        row_(static_cast<int>(threadIdx.x) / Tile::row_chunks % rows_per_pass),
+        chunk_(panel_ * Tile::row_chunks + static_cast<int>(threadIdx.x) % Tile::row_chunks),
         row_bytes_(row_stride * 2),
         source_(static_cast<const char*>(matrix) + row_ * row_bytes_ + chunk_ * 16),
-        target_(Tile::offset(row_, chunk_)) {}
+        target_(Tile::offset(row_, chunk_ % Tile::row_chunks, panel_)) {}
 
-  // Starts the copy of rows [first_row, first_row + Tile::rows) into the tile at `target`. Rows
-  // from `row_count` on and columns from HeadDim on become zeros, and nothing of them is read.
-  __device__ __forceinline__ void load(uint32_t target, int first_row, int row_count) const {
+  // Starts the copy of Tile::rows rows from `first_row` and Tile::cols columns from `first_col` on
+  // into the tile at `target`. Rows from `row_count` on and columns from HeadDim on become zeros,
+  // and nothing of them is read.
+  __device__ __forceinline__ void load(uint32_t target, int first_row, int row_count,
+                                       int first_col = 0) const {
     if (first_row + Tile::rows <= row_count) {
-      copy<false>(target, first_row, row_count);
+      copy<false>(target, first_row, row_count, first_col);
     } else {
-      copy<true>(target, first_row, row_count);
+      copy<true>(target, first_row, row_count, first_col);
     }
   }
 
@@ -63,34 +70,47 @@ class TileLoader {
   template <class Function>
   __device__ __forceinline__ void for_each_chunk(uint32_t target, Function f) const {
 #pragma unroll 1
-    for (int panel = 0; panel < Tile::panels; ++panel) {
+    for (int panel = 0; panel < Tile::panels; panel += panels_per_pass) {
 #pragma unroll 1
       for (int row = 0; row < Tile::rows; row += rows_per_pass) {
-        f(target + target_ + panel * Tile::panel_bytes + row * Tile::row_bytes);
+        if (in_tile(row, panel)) f(chunk_at(target, row, panel));
       }
     }
   }
 
  private:
   template <bool Ragged>
-  __device__ __forceinline__ void copy(uint32_t target, int first_row, int row_count) const {
-    const char* source = source_ + first_row * row_bytes_;
+  __device__ __forceinline__ void copy(uint32_t target, int first_row, int row_count,
+                                       int first_col) const {
+    const char* source = source_ + first_row * row_bytes_ + first_col * 2;
 #pragma unroll
     for (int row = 0; row < Tile::rows; row += rows_per_pass) {
 #pragma unroll
-      for (int panel = 0; panel < Tile::panels; ++panel) {
+      for (int panel = 0; panel < Tile::panels; panel += panels_per_pass) {
+        if (!in_tile(row, panel)) continue;
         bool valid = !Ragged || first_row + row + row_ < row_count;
-        if constexpr (HeadDim < Tile::cols) {
-          valid = valid && (panel * Tile::row_chunks + chunk_) * 8 < HeadDim;
+        if constexpr (HeadDim % Tile::cols != 0) {
+          valid = valid && first_col + (panel * Tile::row_chunks + chunk_) * 8 < HeadDim;
         }
-        cp_async_16(target + target_ + panel * Tile::panel_bytes + row * Tile::row_bytes,
-                    source + panel * Tile::row_bytes, valid);
+        cp_async_16(chunk_at(target, row, panel), source + panel * Tile::row_bytes, valid);
       }
       source += rows_per_pass * row_bytes_;
     }
   }
 
-  int row_, chunk_;
+  // Whether this thread has a chunk in the pass over the tile that starts at `row` and `panel`.
+  __device__ __forceinline__ bool in_tile(int row, int panel) const {
+    constexpr bool idle_threads = Threads > panel_chunks && Threads % panel_chunks != 0;
+    return (Tile::rows % rows_per_pass == 0 || row + row_ < Tile::rows) &&
+           (Tile::panels % panels_per_pass == 0 || panel + panel_ < Tile::panels) &&
+           (!idle_threads || panel_ < panels_per_pass);
+  }
+
+  __device__ __forceinline__ uint32_t chunk_at(uint32_t target, int row, int panel) const {
+    return target + target_ + panel * Tile::panel_bytes + row * Tile::row_bytes;
+  }
+
+  int panel_, row_, chunk_;  // the thread's chunk counts from the tile's first column
   int64_t row_bytes_;
   const char* source_;
   uint32_t target_;
@@ -134,6 +154,14 @@ class FragmentReader {
   static __device__ __forceinline__ FragmentReader by_cols(uint32_t tile) {
     const int lane = threadIdx.x % 32;
     return FragmentReader(tile, lane % 8 + lane / 16 * 8, lane / 8 % 2);
+  }
+
+  // Counts from this square on. The columns that are then read must, modulo those of a panel, have
+  // no bit in common with `square_col`.
+  __device__ __forceinline__ FragmentReader from(int square_row, int square_col) const {
+    FragmentReader moved = *this;
+    moved.base_ = address(square_row, square_col);
+    return moved;
   }
 
   __device__ __forceinline__ void read(uint32_t (&fragment)[4], int square_row,

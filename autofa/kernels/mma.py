@@ -1,0 +1,98 @@
+"""What the declarations of the mma.sync families have in common: domain, parameters, rules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from autofa.device import Limits
+from autofa.kernels.family import Constraint, Domain, HeadDims, Param, Params
+from autofa.problem import MASKS, Problem
+
+# What the kernels use of a thread's 255 registers for addresses and row statistics, as compiled.
+OTHER_REGISTERS = 40
+# Each block takes 1 KiB of the SM's shared memory besides its own.
+RESERVED_SMEM = 1024
+
+
+def domain(last_head_dim: int) -> Domain:
+    """16-bit attention with any mask; head dims are filled up to whole tiles by the loads."""
+    return Domain(
+        device="cuda",
+        dtypes=("f16", "bf16"),
+        head_dims=HeadDims(step=8, first=8, last=last_head_dim),
+        masks=MASKS,
+        min_arch=80,
+        alignment=16,
+        unequal_head_dims=False,
+    )
+
+
+def block_m(*values: int) -> Param:
+    return Param("block_m", values, "m{}", about="query rows of a thread block")
+
+
+def block_n(*values: int) -> Param:
+    return Param("block_n", values, "n{}", joined=True, about="keys of a tile")
+
+
+def warps(*values: int) -> Param:
+    return Param("warps", values, "w{}", about="warps of a thread block")
+
+
+def stages(*values: int) -> Param:
+    return Param("stages", values, "s{}", about="buffers of the pipeline")
+
+
+ACCUMULATE = Param("accumulate", ("f32", "f16"), "{}", about="type of the sums in a product")
+
+
+def columns(head_dim: int, step: int = 16) -> int:
+    """The columns of a tile: the head dim rounded up."""
+    return -(-head_dim // step) * step
+
+
+def threads(p: Params, problem: Problem) -> int:
+    """Of a thread block."""
+    warps: int = p.warps
+    return 32 * warps
+
+
+def row_warp_registers(p: Params, problem: Problem) -> int:
+    """Per thread, where each warp keeps all scores and the whole output of its own rows, in f32."""
+    rows: int = p.block_m // p.warps
+    return rows * (columns(problem.head_dim) + int(p.block_n)) // 32 + OTHER_REGISTERS
+
+
+ROWS_PER_WARP = Constraint(
+    "rows per warp",
+    "each warp owns whole 16-row tiles",
+    lambda p, problem, limits: p.block_m % (16 * p.warps) == 0,
+)
+ACCUMULATION = Constraint(
+    "accumulation",
+    "tensor cores sum up in f16 for f16 inputs only",
+    lambda p, problem, limits: p.accumulate == "f32" or problem.dtype == "f16",
+)
+
+
+def registers(of: Callable[[Params, Problem], int]) -> Constraint:
+    """At most what a thread has; `of(params, problem)` is what it needs."""
+    return Constraint(
+        "registers",
+        "output and scores of a warp's rows stay in its registers, of which a thread has 255",
+        lambda p, problem, limits: of(p, problem) <= 255,
+    )
+
+
+def shared_memory(of: Callable[[Params, Problem], int]) -> Constraint:
+    """At most what a block may have; `of(params, problem)` is what it needs, in bytes."""
+    return Constraint(
+        "shared memory",
+        "the tiles of all stages fit in one block",
+        lambda p, problem, limits: of(p, problem) <= limits.smem_per_block,
+    )
+
+
+def resident_blocks(smem_bytes: int, limits: Limits) -> int:
+    """How many blocks an SM's shared memory holds."""
+    return limits.smem_per_sm // (smem_bytes + RESERVED_SMEM)

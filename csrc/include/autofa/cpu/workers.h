@@ -24,7 +24,7 @@ bool run_tasks(const Worker& worker, int64_t tasks, int64_t threads,
 
     static void take(int64_t, int64_t, void* self) {
       Shared& shared = *static_cast<Shared*>(self);
-      auto* state = shared.worker.prepare();
+      const auto state = shared.worker.prepare();
       if (!state) return;
       for (;;) {
         const int64_t task = shared.next.fetch_add(1, std::memory_order_relaxed);

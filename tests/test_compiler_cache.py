@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from compiler_helpers import requests_of
+from compiler_helpers import calls, requests_of
 
 from autofa.compiler import build, cache, library_of, record_of
 from autofa.errors import ToolchainError
@@ -99,6 +99,90 @@ def test_prebuilt_libraries_serve_where_the_cache_has_none(
     assert found.is_relative_to(tmp_path / "native")
     [result] = build(requests, replace(here, search_path=""))
     assert (result.cached, result.library) == (True, found)
+
+
+def truncated(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def zeroed(path: Path) -> None:
+    stamp = path.stat()
+    path.write_bytes(bytes(stamp.st_size))
+    os.utime(path, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
+
+
+def emptied(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def a_pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def a_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+    (path / "inside").touch()
+
+
+def dangling(path: Path) -> None:
+    path.unlink()
+    path.symlink_to("nowhere")
+
+
+DAMAGES = [truncated, zeroed, emptied, a_pipe, a_folder, dangling, Path.unlink]
+
+
+@pytest.mark.parametrize("suffix", [".so", ".json"])
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_library_is_a_miss_and_built_once_more(
+    tiny_family: MakeFamily,
+    fake_cxx: Callable[[str], Settings],
+    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path,
+    damage: Callable[[Path], None],
+    suffix: str,
+) -> None:
+    here = fake_cxx('exec $real "$@"')
+    requests = requests_of(tiny_family(), 3, 4)
+    results = build(requests, here, jobs=1)
+    assert library_of(*requests[0], here) == results[0].library
+    for result in results:
+        assert result.library is not None
+        damage(result.library.with_suffix(suffix))
+    assert [library_of(*request, here) for request in requests * 2] == [None] * 4
+    assert len(caplog.records) <= 1
+    again = build(requests, here, jobs=1)
+    assert [(b.status, b.cached) for b in again] == [("ok", False)] * 2
+    assert [b.library for b in again] == [b.library for b in results]
+    assert [library_of(*request, here) for request in requests] == [b.library for b in results]
+    assert all(b.cached for b in build(requests, here, jobs=1))
+    assert calls(tmp_path) == 4
+
+
+def test_a_whole_library_is_read_once(
+    tiny_family: MakeFamily, here: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requests = requests_of(tiny_family(), 3)
+    build(requests, here)
+    assert library_of(*requests[0], here)
+    monkeypatch.setattr(cache, "_difference", None)
+    assert library_of(*requests[0], here)
+
+
+def test_a_prebuilt_library_is_as_suspect(
+    tiny_family: MakeFamily, here: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requests = requests_of(tiny_family(), 3)
+    [result] = build(requests, here)
+    (tmp_path / "cache").rename(tmp_path / "native")
+    monkeypatch.setattr(cache, "native_dir", lambda: tmp_path / "native")
+    prebuilt = library_of(*requests[0], here)
+    assert prebuilt is not None
+    truncated(prebuilt)
+    assert library_of(*requests[0], here) is None
+    assert build(requests, here)[0].library == result.library
 
 
 def test_a_cache_that_cannot_be_written(

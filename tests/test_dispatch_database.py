@@ -1,8 +1,10 @@
-"""The database as dispatch meets it: damaged, locked, newer, someone else's, out of date."""
+"""Database and cache as dispatch meets them: damaged, locked, newer, another's, out of date."""
 
 from __future__ import annotations
 
 import logging
+import os
+import shutil
 import sqlite3
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -26,6 +28,8 @@ from dispatch_world import (
 from runtime_variants import require_runtime
 
 import autofa
+from autofa import settings
+from autofa.compiler import cache
 from autofa.device import DeviceKey
 from autofa.dispatch import state
 from autofa.runtime import devices, extension
@@ -230,3 +234,36 @@ def test_rows_that_outlived_what_they_measured(kind: str, caplog: pytest.LogCapt
     autofa.attention(*inputs(other))  # the other rows stay
     assert own() == before + 1
     assert not caplog.records
+
+
+@pytest.mark.parametrize("damage", ["truncated", "a pipe"])
+def test_a_damaged_library_is_rebuilt_behind_and_never_loaded(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    damage: str,
+) -> None:
+    library = built(flash())
+    monkeypatch.setenv("AUTOFA_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(cache, "native_dir", lambda: tmp_path)
+    place = cache.directory(settings.load(), library.parent.name)
+    shutil.copytree(library.parent, place)
+    place.chmod(0o700)
+    if damage == "truncated":
+        with (place / library.name).open("r+b") as file:
+            file.truncate(5000)
+    else:
+        (place / library.name).unlink()
+        os.mkfifo(place / library.name)
+    store(tuned(SHAPE))
+    q, k, v = inputs(SHAPE)
+    table = state.STATE.table
+    assert table is not None
+    before = own()
+    for _ in range(3):
+        assert_close(autofa.attention(q, k, v), reference(q, k, v))
+    assert table.wait(60)
+    assert_close(autofa.attention(q, k, v), reference(q, k, v))
+    assert own() > before
+    assert cache.damage(place / library.name) is None
+    assert sum(r.levelno >= logging.WARNING for r in caplog.records) <= 1

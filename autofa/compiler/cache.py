@@ -4,17 +4,20 @@
                               <slug>-<fingerprint>.json    its record
                               <slug>-<fingerprint>.log     the compiler's output, after a failure
 
-A library is published by renaming, after its record: one that can be seen is whole. Prebuilt ones
-lie under the same names in `resources.native_dir()/variants`.
+A library is published by renaming, after its record. It is used only as long as it is what the
+record says: the loader maps a file without reading it, and a page that is not there any more kills
+the process (SIGBUS), where a Python exception could be answered. Prebuilt ones lie under the same
+names in `resources.native_dir()/variants`.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import os
 import stat
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from autofa.compiler.diagnostics import Usage
@@ -35,6 +38,7 @@ class Record:
         compiler: first telling line of the compiler's `--version`.
         seconds, cpu_seconds: wall and CPU time that its compilation took.
         usage: None on CPU.
+        size, sha256: of the library; 0 and empty in a record of before they were written.
     """
 
     slug: str
@@ -44,6 +48,8 @@ class Record:
     seconds: float
     cpu_seconds: float
     usage: Usage | None
+    size: int = 0
+    sha256: str = ""
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=1)
@@ -59,6 +65,68 @@ def stem(variant: Variant, target: str) -> str:
     return f"{variant.slug}-{fingerprint(variant, target)[:12]}"
 
 
+# Memos of this process. A race between threads costs a repeated look, never a wrong one.
+_Stamp = tuple[int, ...]
+_looked: dict[Path, tuple[_Stamp, _Stamp, str | None]] = {}
+_said: set[tuple[Path, str]] = set()
+
+
+def _say_once(place: Path, message: str, *details: object) -> None:
+    """Warns once per place and kind of message: a look-up asks for many libraries, many times."""
+    if (place, message) not in _said:
+        _said.add((place, message))
+        _log.warning(message, *details)
+
+
+def _stamp(path: Path) -> _Stamp:
+    """Changes whenever the content may have.
+
+    Raises:
+        OSError: it is not there, or no regular file.
+    """
+    info = path.stat()
+    if not stat.S_ISREG(info.st_mode):
+        raise OSError(0, "no regular file")
+    return info.st_ino, info.st_size, info.st_mtime_ns, info.st_ctime_ns
+
+
+def _difference(library: Path, record: Record | None) -> str | None:
+    """How the file differs from what its record says; None if it does not."""
+    if record is None:
+        return "its record cannot be read"
+    if not record.sha256:
+        return None if library.is_relative_to(native_dir()) else "its record has no checksum"
+    size = library.stat().st_size
+    if size != record.size:
+        return f"it has {size} bytes, not {record.size}"
+    if hashlib.sha256(library.read_bytes()).hexdigest() != record.sha256:
+        return "its content has changed"
+    return None
+
+
+def damage(library: Path) -> str | None:
+    """Why the file is not the library that was published there; None if it is.
+
+    Reads it once per process, and again when the file or its record has been replaced or changed.
+
+    Raises:
+        FileNotFoundError: nothing is there.
+    """
+    library.stat()
+    try:
+        own = _stamp(library)
+    except OSError as error:
+        return error.strerror
+    try:
+        stamps = own, _stamp(library.with_suffix(".json"))
+    except OSError as error:
+        return f"its record: {error.strerror}"
+    known = _looked.get(library)
+    if known is None or known[:2] != stamps:
+        known = _looked[library] = (*stamps, _difference(library, record_of(library)))
+    return known[2]
+
+
 def _distrust(path: Path) -> str | None:
     """Why nothing at `path` should be loaded; None if only its owner or root could have made it."""
     info = path.stat()
@@ -69,33 +137,45 @@ def _distrust(path: Path) -> str | None:
     return None
 
 
+def _is_sound(library: Path) -> bool:
+    """Whether it is there and whole; says once per folder where one is not."""
+    try:
+        reason = damage(library)
+    except OSError:
+        return False
+    if reason is not None:
+        say = "%s is damaged and not loaded: %s; it is compiled again where a compiler is needed"
+        _say_once(library.parent, say, library, reason)
+    return reason is None
+
+
 def cached_library(variant: Variant, target: str, settings: Settings) -> Path | None:
-    """The library in the cache, if it is there and only its user can have put it there."""
+    """The library in the cache, if it is there, whole, and only its user can have put it there."""
     folder = directory(settings, target)
     library = folder / f"{stem(variant, target)}.so"
     try:
         for path in (library, folder):
             reason = _distrust(path)
             if reason is not None:
-                _log.warning("%s is not loaded: %s", path, reason)
+                _say_once(path, "%s is not loaded: %s", path, reason)
                 return None
     except OSError:
         return None
-    return library
+    return library if _is_sound(library) else None
 
 
 def prebuilt_library(variant: Variant, target: str) -> Path | None:
     """The library that was installed with the package."""
-    # As trustworthy as the Python files beside it, whatever its mode: no check of its own.
+    # As trustworthy as the Python files beside it, whatever its mode.
     library = native_dir() / "variants" / target / f"{stem(variant, target)}.so"
-    return library if library.is_file() else None
+    return library if _is_sound(library) else None
 
 
 def library_of(variant: Variant, target: str, settings: Settings) -> Path | None:
     """The library of `variant` for `target`: the cache's, else the prebuilt one, else None.
 
-    Thread-safe; compiles nothing, creates nothing, needs no compiler. A library that another user
-    could have written is passed over with a warning.
+    Thread-safe; compiles nothing, creates nothing, needs no compiler. A library that is damaged, or
+    that another user could have written, is passed over with a warning.
 
     Raises:
         UsageError: an unknown target.
@@ -143,10 +223,15 @@ def publish(built: Path, folder: Path, name: str, record: Record) -> Path:
     """
     library = folder / f"{name}.so"
     built.chmod(0o644)
+    content = built.read_bytes()
+    record = replace(record, size=len(content), sha256=hashlib.sha256(content).hexdigest())
     draft = built.with_suffix(".record")
     draft.write_text(record.to_json() + "\n")
     draft.chmod(0o644)
-    draft.rename(library.with_suffix(".json"))
-    built.rename(library)
+    for source, place in ((draft, library.with_suffix(".json")), (built, library)):
+        if place.is_dir() and not place.is_symlink():
+            # Renaming replaces anything but a directory; that one goes with the build folder.
+            place.rename(source.with_name(f"{place.name}.displaced"))
+        source.rename(place)
     library.with_suffix(".log").unlink(missing_ok=True)
     return library

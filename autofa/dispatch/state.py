@@ -144,6 +144,12 @@ def set_precision(precision: str) -> None:
         STATE.refresh()
 
 
+def precision(settings: Settings) -> str:
+    """The accuracy class that calls of this process get: what `set_precision` said, else
+    `settings`. Loads nothing."""
+    return settings.precision if STATE.off == "not started" else STATE.precision
+
+
 def enter_forcing(change: int) -> None:
     """Counts an opened (+1) or closed (-1) `force_kernel` block."""
     with _lock:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from autofa import settings
+from autofa.dispatch import state
 from autofa.runtime import devices
 from autofa.tuning.control import Interrupted
 from autofa.tuning.events import Summary
@@ -27,7 +29,8 @@ def tune(
 
     What the database holds already is not measured again, so a second call ends at once and an
     interrupted one goes on. `autofa.attention` uses the results from its next process on, or after
-    `autofa.reload()`.
+    `autofa.reload()`. Kernels that accumulate in less than f32 are tried only where
+    `set_precision("fast")` or AUTOFA_PRECISION admits them.
 
     Args:
         profile: `quick`, `default`, `full`, or a path to a TOML file; `default` if there are no
@@ -47,6 +50,7 @@ def tune(
         KeyboardInterrupt: after Ctrl-C; the results so far are stored.
     """
     found = devices.find_device(device)
+    here = settings.load()
     request = make_request(
         profile,
         shapes=shapes,
@@ -56,7 +60,7 @@ def tune(
         budget=budget,
         trials=trials,
         db=db,
-        settings=settings.load(),
+        settings=replace(here, precision=state.precision(here)),
     )
     summary = run_tune(request)
     if summary.interrupted is not None:

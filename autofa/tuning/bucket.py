@@ -18,7 +18,7 @@ from autofa.store.rows import Row
 from autofa.tuning.control import Control
 from autofa.tuning.events import BucketResult, Building, CandidateDone, OnEvent
 from autofa.tuning.lab import Lab
-from autofa.tuning.plan import FINALISTS, BucketPlan
+from autofa.tuning.plan import FINALISTS, BucketPlan, admitted
 from autofa.tuning.records import cost, fingerprint_of, record
 from autofa.tuning.request import TuneRequest
 
@@ -270,7 +270,7 @@ class BucketRun:
             )
 
     def _ranking(self) -> list[Ranked]:
-        rows = list(self._rows.values())
+        rows = [row for row in self._rows.values() if _dispatched(row, self._request)]
         return rank(rows, self._request.mode, self._request.registry)
 
     # The result ------------------------------------------------------------------------------
@@ -295,6 +295,11 @@ class BucketRun:
         return self._new.values()
 
 
+def _dispatched(row: Row, request: TuneRequest) -> bool:
+    candidate = request.registry.find(row.slug)
+    return candidate is None or admitted(candidate, row.problem, request)
+
+
 def answer(
     plan: BucketPlan,
     rows: Sequence[Row],
@@ -308,7 +313,8 @@ def answer(
 ) -> BucketResult:
     """The winner of the problem's bucket as the dispatcher will see it, over all its `rows`."""
     bucket = bucket_of(plan.problem)
-    order = rank([r for r in rows if r.bucket == bucket], request.mode, request.registry)
+    seen = [row for row in rows if row.bucket == bucket and _dispatched(row, request)]
+    order = rank(seen, request.mode, request.registry)
     winner = None
     if order:
         winner = order[0].slug if order[0].beats_sdpa else BASELINE

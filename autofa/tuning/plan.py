@@ -90,15 +90,26 @@ def _search(
     return search
 
 
+def admitted(candidate: Candidate, problem: Problem, request: TuneRequest) -> bool:
+    """Whether dispatch would use it at the request's precision."""
+    fast = candidate.accuracy(problem.dtype) == "fast"
+    return not fast or request.settings.precision == "fast"
+
+
 def make_plan(
     problem: Problem, rows: Sequence[Row], request: TuneRequest, lab: Lab, hints: Hints
 ) -> BucketPlan:
     """Plans one problem. `rows` are the device's; those of other shapes are passed over.
 
     A failure of other versions is forgotten: what failed then may work now. With `request.force`
-    all rows are.
+    all rows are. Variants that dispatch would not use at the precision of `request.settings` are
+    not searched; vendors are all measured, to be compared with.
     """
-    legal = request.registry.legal(problem, lab.limits, request.families)
+    legal = [
+        candidate
+        for candidate in request.registry.legal(problem, lab.limits, request.families)
+        if isinstance(candidate, VendorKernel) or admitted(candidate, problem, request)
+    ]
     vendors = tuple(c for c in legal if isinstance(c, VendorKernel))
     possible = [c for c in legal if isinstance(c, Variant)]
     variants = possible

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +17,7 @@ import pytest
 from poison.families import CASES, HONEST, REGISTRY, Poison
 
 from autofa import compiler, settings
-from autofa.bench import Entrant, Outcome, Plan, Worker, WorkerOptions
+from autofa.bench import Entrant, Outcome, Plan, Worker, WorkerOptions, process
 from autofa.bench.process import available_memory
 from autofa.compiler import Build
 from autofa.device import cpu_info, cpu_limits
@@ -213,6 +214,95 @@ def test_an_interrupted_request_does_not_poison_the_next(
         checked(worker, builds["poison.hangs"])
     thread.join()
     assert checked(worker, builds[HONEST.name]).ok
+
+
+@contextlib.contextmanager
+def killing(times: int, find: Callable[[], int | None]) -> Iterator[None]:
+    """Kills `times` processes in turn, as soon as `find` names one that has not been killed."""
+    killed: set[int] = set()
+    over = threading.Event()
+
+    def run() -> None:
+        while len(killed) < times and not over.wait(0.01):
+            pid = find()
+            if pid is not None and pid not in killed:
+                os.kill(pid, signal.SIGKILL)
+                killed.add(pid)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+    assert len(killed) == times
+
+
+@pytest.mark.parametrize(("times", "status"), [(1, "timeout"), (2, "crashed")])
+def test_a_worker_killed_by_hand_is_asked_once_more(
+    builds: dict[str, Build], times: int, status: str
+) -> None:
+    def at_work() -> int | None:
+        with contextlib.suppress(ValueError, AttributeError):
+            process = worker._process
+            return process._child.pid if process._board.read()[1] >= 0 else None
+        return None
+
+    # The candidate hangs, so that the kill meets it at work; left alone it would run out of time.
+    with (
+        Worker("cpu", LIMITS, replace(OPTIONS, check_timeout_s=1.0)) as worker,
+        killing(times, at_work),
+    ):
+        outcome = checked(worker, builds["poison.hangs"])
+    assert outcome.status == status
+    assert ("killed by SIGKILL from outside" in outcome.message) == (times == 2)
+
+
+def children() -> set[int]:
+    """The worker processes of this one."""
+    found = set()
+    for place in Path("/proc/self/task").glob("*/children"):
+        for pid in map(int, place.read_text().split()):
+            with contextlib.suppress(OSError):
+                if "bench.worker" in Path(f"/proc/{pid}/cmdline").read_text():
+                    found.add(pid)
+    return found
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_worker_killed_while_it_starts_is_started_once_more(
+    builds: dict[str, Build], times: int
+) -> None:
+    killed = children()  # those of other tests, to be left alone
+
+    def child() -> int | None:
+        new = children() - killed
+        killed.update(new)
+        return min(new, default=None)
+
+    with Worker("cpu", LIMITS, OPTIONS) as worker, killing(times, child):
+        if times == 1:
+            assert checked(worker, builds[HONEST.name]).ok
+        else:
+            with pytest.raises(LaunchError, match="did not start: killed by SIGKILL from outside"):
+                checked(worker, builds[HONEST.name])
+        assert worker.starts == 2
+
+
+def test_a_kill_by_the_system_is_told_by_its_own_count(
+    builds: dict[str, Build], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts = iter(range(100))
+    monkeypatch.setattr(process, "oom_kills", lambda: next(counts))
+    with Worker("cpu", LIMITS, OPTIONS) as worker:
+        assert checked(worker, builds[HONEST.name]).ok
+        assert worker._process is not None
+        pid = worker._process._child.pid
+        with killing(1, lambda: pid):
+            outcome = checked(worker, builds["poison.hangs"])
+    assert outcome.status == "out_of_memory"
+    assert "want of memory" in outcome.message
 
 
 def test_available_memory_is_plausible() -> None:

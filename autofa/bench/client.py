@@ -13,10 +13,11 @@ from pathlib import Path
 from types import TracebackType
 
 from autofa.bench.cases import cases_for
-from autofa.bench.process import Death, Process
+from autofa.bench.process import Death, LostError, Process
 from autofa.bench.protocol import (
     CheckReply,
     CheckRequest,
+    Message,
     Outcome,
     Plan,
     Subject,
@@ -126,17 +127,18 @@ class Worker:
             thorough: False leaves the odd inputs out.
 
         Raises:
-            LaunchError: a variant without a library, or the worker process cannot start.
+            LaunchError: a variant without a library, or the worker process cannot start or is
+                killed from outside again and again.
         """
         began = time.monotonic()
         subject = _subject(Entrant(candidate, library), problem)
         cases = cases_for(candidate, problem, self.limits)
         request = CheckRequest(subject, cases if thorough else cases[-1:])
-        process = self._running()
-        reply = process.ask(request, step_s=self.options.check_timeout_s)
+        reply = self._ask(request, self.options.check_timeout_s)
         seconds = time.monotonic() - began
         if isinstance(reply, Death):
-            self.close()
+            if reply.outside and reply.running < 0:
+                raise LaunchError(f"the measuring worker was {reply.message} twice")
             return Outcome(subject.slug, reply.status, reply.message, seconds=seconds)
         if not isinstance(reply, CheckReply):
             raise TypeError(f"the worker answered a check with {reply!r}")
@@ -165,12 +167,10 @@ class Worker:
         lost: dict[str, Outcome] = {}
         while True:
             began = time.monotonic()
-            process = self._running()
             request = TimeRequest(tuple(subjects), problem, plan)
-            reply = process.ask(request, step_s=self.options.step_timeout_s)
+            reply = self._ask(request, self.options.step_timeout_s)
             if not isinstance(reply, Death):
                 break
-            self.close()
             if not 0 <= reply.running < len(subjects):
                 raise LaunchError(
                     f"the measuring worker died outside of any candidate: {reply.message}; "
@@ -189,15 +189,32 @@ class Worker:
         found = {outcome.slug: outcome for outcome in reply.outcomes} | lost
         return replace(reply, outcomes=tuple(found[slug] for slug in order))
 
+    def _ask(self, request: CheckRequest | TimeRequest, step_s: float) -> Message | Death:
+        """The answer. If somebody kills the worker, by no fault of a candidate's, it is asked once
+        more; killed again, it is a `Death` like any other."""
+        reply = self._running().ask(request, step_s=step_s)
+        if isinstance(reply, Death) and reply.outside:
+            self.close()
+            reply = self._running().ask(request, step_s=step_s)
+        if isinstance(reply, Death):
+            self.close()
+        return reply
+
     def _running(self) -> Process:
         if self._process is not None and not self._process.usable:
             self.close()
         if self._process is None:
-            self.starts += 1
-            self._process = Process.start(
-                self.device,
-                self.limits.units if self.limits.kind == "cpu" else 0,
-                self.options.memory_bytes,
-                self.options.start_timeout_s,
-            )
+            try:
+                self._process = self._start()
+            except LostError:
+                self._process = self._start()
         return self._process
+
+    def _start(self) -> Process:
+        self.starts += 1
+        return Process.start(
+            self.device,
+            self.limits.units if self.limits.kind == "cpu" else 0,
+            self.options.memory_bytes,
+            self.options.start_timeout_s,
+        )

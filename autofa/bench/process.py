@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import IO
 
 from autofa.bench.protocol import Decoder, Failed, Hello, Message, Ready, Scoreboard, encode
+from autofa.compiler import jobs
 from autofa.errors import LaunchError
 
 # Between two looks at memory and deadlines. A look costs about 30 us, so this leaves the machine
@@ -27,6 +28,8 @@ from autofa.errors import LaunchError
 _POLL_S = 0.05
 _TAIL_BYTES = 2000
 _PAGE = os.sysconf("SC_PAGE_SIZE")
+# What people and service managers send; no candidate kills itself so.
+_FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 # The package may have been found by a changed sys.path; the child must find the same one.
 _BOOT = "import sys; sys.path.append(sys.argv[1]); from autofa.bench.worker import main; main()"
 
@@ -35,29 +38,37 @@ class WorkerError(RuntimeError):
     """A bug in the worker, with its traceback: no fault of a candidate's."""
 
 
+class LostError(LaunchError):
+    """The worker was killed from outside before it was ready."""
+
+
 @dataclass(frozen=True)
 class Death:
     """How a worker ended before it answered.
 
-    `running` is the index of the candidate whose code ran last, -1 where it was none's.
+    Attributes:
+        running: the index of the candidate whose code ran last, -1 where it was none's.
+        outside: it was killed by somebody else, and nothing says that memory was short.
     """
 
     status: str
     message: str
     running: int
+    outside: bool = False
 
 
 def available_memory() -> int:
     """Bytes of host memory that can be had now, the control group's limit included."""
-    found = [os.sysconf("SC_PHYS_PAGES") * _PAGE]
+    found = jobs.available_memory()
+    return os.sysconf("SC_PHYS_PAGES") * _PAGE if found is None else found
+
+
+def oom_kills() -> int | None:
+    """How many processes the system has killed for want of memory, those that a control group's
+    limit killed included; None where it does not say."""
     with contextlib.suppress(OSError, ValueError, IndexError):
-        text = Path("/proc/meminfo").read_text()
-        found.append(int(text.split("MemAvailable:")[1].split()[0]) * 1024)
-    with contextlib.suppress(OSError, ValueError):
-        group = Path("/sys/fs/cgroup")
-        limit = int((group / "memory.max").read_text())
-        found.append(max(limit - int((group / "memory.current").read_text()), 0))
-    return min(found)
+        return int(Path("/proc/vmstat").read_text().split("\noom_kill ")[1].split()[0])
+    return None
 
 
 def _signal_name(number: int) -> str:
@@ -74,6 +85,7 @@ class Process:
         self._child = child
         self._memory_bytes = memory_bytes
         self._resident = 0
+        self._oom_kills: int | None = None
         self._busy = False
         self._decoder = Decoder()
         self._log: IO[bytes]
@@ -88,6 +100,7 @@ class Process:
 
         Raises:
             LaunchError: it did not become ready.
+            LostError: somebody killed it before it was.
         """
         memory_bytes = memory_bytes or int(available_memory() * 0.8)
         board = Scoreboard()
@@ -123,8 +136,10 @@ class Process:
             reply = Death("crashed", str(error).splitlines()[-1], -1)
         if not isinstance(reply, Ready):
             process.kill()
+            lost = isinstance(reply, Death) and reply.outside
             detail = reply.message if isinstance(reply, Death) else repr(reply)
-            raise LaunchError(f"the measuring worker for {device} did not start: {detail}")
+            kind = LostError if lost else LaunchError
+            raise kind(f"the measuring worker for {device} did not start: {detail}")
         return process
 
     @property
@@ -142,6 +157,7 @@ class Process:
             WorkerError: the worker reports a failure of its own; the process is gone.
         """
         self._busy = True
+        self._oom_kills = oom_kills()
         pending = encode(message)
         began = beat_at = time.monotonic()
         beat = -1
@@ -190,12 +206,15 @@ class Process:
     def _died(self, status: str | None, message: str = "") -> Death:
         """Ends the process if it still runs, and says what it died of."""
         _, running = self._board.read()
+        outside = False
         if status is None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._child.wait(5.0)
-            status, message = self._cause(self._child.poll())
+            code = self._child.poll()
+            status, message = self._cause(code)
+            outside = status == "crashed" and code is not None and -code in _FROM_OUTSIDE
         self.kill()
-        return Death(status, message, running)
+        return Death(status, message, running, outside)
 
     def _cause(self, code: int | None) -> tuple[str, str]:
         tail = self._tail()
@@ -205,12 +224,20 @@ class Process:
             last = tail.splitlines()[-1] if tail else "no output"
             return "crashed", f"exited with status {code}: {last}"
         name = _signal_name(-code)
-        if code == -signal.SIGKILL:
-            return "out_of_memory", "killed by the system, as it does for want of memory"
+        if code == -signal.SIGKILL and self._memory_was_short():
+            return "out_of_memory", "killed by the system for want of memory"
+        if -code in _FROM_OUTSIDE:
+            return "crashed", f"killed by {name} from outside"
         # The data limit makes malloc fail a little above the watched limit; few kernels ask.
         if "bad_alloc" in tail or self._resident > 0.8 * self._memory_bytes:
             return "out_of_memory", f"died of {name} when memory ran out"
         return "crashed", f"died of {name}"
+
+    def _memory_was_short(self) -> bool:
+        killed = oom_kills()
+        if killed is not None and self._oom_kills is not None and killed > self._oom_kills:
+            return True
+        return self._resident > 0.8 * self._memory_bytes
 
     def _tail(self) -> str:
         size = os.fstat(self._log.fileno()).st_size

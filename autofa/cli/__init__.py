@@ -7,13 +7,12 @@ known before the work, 3 partial, 130 / 143 interrupted.
 from __future__ import annotations
 
 import importlib
-import os
 import sys
-from io import TextIOWrapper
 
 import click
 
 from autofa._version import __version__
+from autofa.cli.streams import Output
 from autofa.errors import AutofaError
 
 # command -> (module, attribute); a command's module is imported when it is asked for.
@@ -63,7 +62,7 @@ def cli() -> None:
 def _run(arguments: list[str]) -> int:
     """Runs the command; gives its exit code. Only programming errors escape."""
     try:
-        # Not cli.main(): it turns a reader that went away into exit code 1.
+        # Not cli.main(): it exits by itself, with codes of its own.
         with cli.make_context("autofa", arguments) as context:
             cli.invoke(context)
     except click.exceptions.Exit as done:
@@ -85,15 +84,5 @@ def _run(arguments: list[str]) -> int:
 def main() -> None:
     """Entry point of the command. Exits with the documented code, and without a traceback for
     whatever a user can cause."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper):
-            # A terminal that cannot show a character gets a replacement, not an exception.
-            stream.reconfigure(errors="replace")
-    try:
-        code = _run(sys.argv[1:])
-        sys.stdout.flush()
-    except BrokenPipeError:
-        # `autofa report | head`: no error. Python would complain when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 0
-    sys.exit(code)
+    output = Output()
+    sys.exit(output.finish(_run(sys.argv[1:])))

@@ -6,6 +6,7 @@ import csv
 import html.parser
 import io
 import json
+import math
 import time
 from dataclasses import replace
 
@@ -24,7 +25,7 @@ from autofa.reporting.tables import (
     render,
     summary,
 )
-from autofa.store.rows import Row
+from autofa.store.rows import MAX_NUMBER, MIN_MS, Row, row_defect
 
 LONG = replace(PROBLEM, seqlen_q=4096, seqlen_k=4096, mask="causal")
 STALE = make_row("gone.kernel-b64", 0.1)
@@ -122,6 +123,21 @@ def test_json_has_the_agreed_shape() -> None:
     assert found[5]["rank"] is None
     assert found[5]["time_ms"] is None
     assert found[0] == json.loads(json.dumps(document(board()[0])))
+
+
+def test_the_most_extreme_rows_have_finite_ratios() -> None:
+    problem = replace(PROBLEM, **dict.fromkeys(("seqlen_q", "seqlen_k", "batch"), 2**31 - 1))
+    rows = [
+        make_row("torch.sdpa", MAX_NUMBER, problem=problem),
+        make_row("torch.flash", MIN_MS, baseline_call_ms=MAX_NUMBER, problem=problem),
+        make_row("torch.cudnn", MAX_NUMBER, baseline_call_ms=MIN_MS, problem=problem),
+    ]
+    assert [row_defect(row) for row in rows] == [None] * 3
+    found = json.loads(render(board(rows), "json", mode="eager"))
+    assert len(found) == 3
+    for entry in found:
+        assert math.isfinite(entry["tflops"])
+        assert math.isfinite(entry["speedup_vs_sdpa"])
 
 
 def test_csv_is_rfc_4180() -> None:

@@ -81,6 +81,8 @@ def test_every_field_is_in_the_hash(name: str) -> None:
         {"device": replace(H200, units=0)},
         {"device": replace(H200, name=None)},
         {"device": CPU},
+        {"call_ms": 1e-320},
+        {"baseline_time_ms": 5e-324},
         {"problem": replace(PROBLEM, batch=0)},
         {"problem": replace(PROBLEM, batch=2**40)},
         {"problem": replace(PROBLEM, batch=True)},

@@ -29,8 +29,10 @@ STATUSES = (
 FAILURES = STATUSES[2:]
 MODES = ("eager", "graph")
 
-# No attention call takes 11 days; what is above is a damaged number.
+# No attention call takes 11 days, and none a picosecond: what is beyond is a damaged number, whose
+# ratios to others need not be finite.
 MAX_NUMBER = 1e9
+MIN_MS = 1e-9
 MAX_NAME = 255
 MAX_MESSAGE = 4000
 MAX_DETAILS = 16000
@@ -197,9 +199,9 @@ def number_defect(name: str, value: object) -> str | None:
         return None
     if not isinstance(value, (int, float)) or isinstance(value, bool):
         return f"{name} is {value!r:.40}, not a number"
-    least = 0.0 if name.endswith(("spread", "error", "seconds")) else 5e-324
+    least = 0.0 if name.endswith(("spread", "error", "seconds")) else MIN_MS
     if not least <= value <= MAX_NUMBER:
-        return f"{name} is {value!r:.40}, not in 0 ... {MAX_NUMBER:g}"
+        return f"{name} is {value!r:.40}, not in {least:g} ... {MAX_NUMBER:g}"
     return None
 
 
@@ -289,7 +291,7 @@ def own_defect(row: Row) -> str | None:
         return f"{', '.join(_NAMES)} are not all 1 ... {MAX_NAME} printable ASCII characters"
     numbers = _numbers(row)
     try:
-        sound = min(numbers) > 0.0 and sum(numbers) <= MAX_NUMBER
+        sound = min(numbers) >= MIN_MS and sum(numbers) <= MAX_NUMBER
     except TypeError:
         sound = False
     if not sound:

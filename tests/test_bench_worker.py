@@ -17,8 +17,9 @@ import pytest
 from poison.families import CASES, HONEST, REGISTRY, Poison
 
 from autofa import compiler, settings
-from autofa.bench import Entrant, Outcome, Plan, Worker, WorkerOptions, process
-from autofa.bench.process import available_memory
+from autofa.bench import Entrant, Outcome, Plan, Worker, WorkerOptions, memory
+from autofa.bench.client import NoRoomError
+from autofa.bench.memory import available_memory
 from autofa.compiler import Build
 from autofa.device import cpu_info, cpu_limits
 from autofa.errors import LaunchError
@@ -294,7 +295,7 @@ def test_a_kill_by_the_system_is_told_by_its_own_count(
     builds: dict[str, Build], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counts = iter(range(100))
-    monkeypatch.setattr(process, "oom_kills", lambda: next(counts))
+    monkeypatch.setattr(memory, "oom_kills", lambda: next(counts))
     with Worker("cpu", LIMITS, OPTIONS) as worker:
         assert checked(worker, builds[HONEST.name]).ok
         assert worker._process is not None
@@ -303,6 +304,18 @@ def test_a_kill_by_the_system_is_told_by_its_own_count(
             outcome = checked(worker, builds["poison.hangs"])
     assert outcome.status == "out_of_memory"
     assert "want of memory" in outcome.message
+
+
+def test_inputs_beyond_memory_are_no_candidates_fault(
+    worker: Worker, builds: dict[str, Build]
+) -> None:
+    huge = replace(SMALL, seqlen_q=16_000_000, mask="none")  # 2 GB for the queries alone
+    honest = builds[HONEST.name]
+    with pytest.raises(NoRoomError, match=r"inputs and reference do not fit: .*allocate memory"):
+        worker.check(honest.variant, honest.library, huge, thorough=False)
+    with pytest.raises(NoRoomError, match=r"inputs cannot be made: .*allocate memory"):
+        worker.time([entrant(honest)], huge, QUICK)
+    assert checked(worker, honest).ok
 
 
 def test_available_memory_is_plausible() -> None:

@@ -82,7 +82,9 @@ class Simulation:
 
     # The measurer
 
-    def check(self, candidate: Candidate, library: Path | None, problem: Problem) -> Outcome:
+    def check(
+        self, candidate: Candidate, library: Path | None, problem: Problem, **how: object
+    ) -> Outcome:
         self.on_step()
         assert (library is not None) == isinstance(candidate, Variant)
         self.checked.append((candidate.slug, problem))

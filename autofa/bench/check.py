@@ -176,7 +176,9 @@ def _compare_lse(lse: torch.Tensor, truth: Truth, case: Case) -> str | None:
     )
 
 
-def _check_guarded(kernel: Kernel, case: Case, truths: Truths) -> CheckResult:
+def _check_guarded(
+    kernel: Kernel, case: Case, truths: Truths, started: Callable[[int], None]
+) -> CheckResult:
     """One launch into watched memory."""
     if kernel.write is None:
         raise TypeError(f"{kernel.slug} cannot write into given memory")
@@ -186,6 +188,7 @@ def _check_guarded(kernel: Kernel, case: Case, truths: Truths) -> CheckResult:
     shape = (p.batch, p.heads_q, p.seqlen_q, p.head_dim_v)
     out = Frame(shape, case.layout, TORCH_DTYPES[p.dtype], truths.device)
     sums = Frame(shape[:3], "flat", torch.float32, truths.device)
+    started(0)
     try:
         with threads(truths.threads):
             kernel.write(inputs, out.view, sums.view)
@@ -217,7 +220,9 @@ def _check_guarded(kernel: Kernel, case: Case, truths: Truths) -> CheckResult:
     return CheckResult(wrong is None, error, truth.sdpa_error, wrong or "")
 
 
-def _check_called(kernel: Kernel, case: Case, truths: Truths) -> CheckResult:
+def _check_called(
+    kernel: Kernel, case: Case, truths: Truths, started: Callable[[int], None]
+) -> CheckResult:
     """A call as dispatch makes it."""
     inputs, _ = truths.inputs(case)
     truth = truths.truth(case)
@@ -226,6 +231,7 @@ def _check_called(kernel: Kernel, case: Case, truths: Truths) -> CheckResult:
     # Freed at once, so that an allocator that reuses memory hands the operator NaN.
     poison = torch.full(shape, math.nan, dtype=TORCH_DTYPES[p.dtype], device=truths.device)
     del poison
+    started(0)
     call = kernel.bind(inputs)
     with threads(truths.threads):
         first = call()
@@ -254,10 +260,8 @@ def check(
     with threads(1):
         for case in cases:
             started(-1)
-            truths.truth(case)
-            started(0)
             run = _check_guarded if case.guarded else _check_called
-            result = run(kernel, case, truths)
+            result = run(kernel, case, truths, started)
             if not result.ok:
                 return replace(result, error=result.error if case == cases[-1] else None)
     started(-1)

@@ -20,6 +20,7 @@ from autofa.bench.protocol import (
     Message,
     Outcome,
     Plan,
+    Refused,
     Subject,
     TimeRequest,
     TimingRun,
@@ -30,6 +31,10 @@ from autofa.kernels import Candidate
 from autofa.kernels.family import Variant
 from autofa.kernels.vendor import BASELINE
 from autofa.problem import Problem
+
+
+class NoRoomError(LaunchError):
+    """A problem does not fit into memory, whatever the candidate."""
 
 
 @dataclass(frozen=True)
@@ -129,6 +134,7 @@ class Worker:
         Raises:
             LaunchError: a variant without a library, or the worker process cannot start or is
                 killed from outside again and again.
+            NoRoomError: memory does not suffice, by no fault of the candidate's.
         """
         began = time.monotonic()
         subject = _subject(Entrant(candidate, library), problem)
@@ -139,6 +145,8 @@ class Worker:
         if isinstance(reply, Death):
             if reply.outside and reply.running < 0:
                 raise LaunchError(f"the measuring worker was {reply.message} twice")
+            if reply.status == "out_of_memory" and reply.running < 0:
+                raise NoRoomError(f"making its inputs, the worker {reply.message}")
             return Outcome(subject.slug, reply.status, reply.message, seconds=seconds)
         if not isinstance(reply, CheckReply):
             raise TypeError(f"the worker answered a check with {reply!r}")
@@ -157,6 +165,7 @@ class Worker:
         Raises:
             LaunchError: a variant without a library, the worker cannot start, or plain SDPA cannot
                 be timed.
+            NoRoomError: memory does not suffice for the problem, or for plain SDPA.
         """
         plan = plan or Plan()
         subjects = [_subject(entrant, problem) for entrant in entrants]
@@ -171,14 +180,15 @@ class Worker:
             reply = self._ask(request, self.options.step_timeout_s)
             if not isinstance(reply, Death):
                 break
+            kind = NoRoomError if reply.status == "out_of_memory" else LaunchError
             if not 0 <= reply.running < len(subjects):
-                raise LaunchError(
+                raise kind(
                     f"the measuring worker died outside of any candidate: {reply.message}; "
                     f"timing {problem.shape} on {self.device}"
                 )
             culprit = subjects.pop(reply.running)
             if culprit.slug == BASELINE:
-                raise LaunchError(
+                raise kind(
                     f"plain SDPA cannot be timed: {reply.message}; {problem.shape} on {self.device}"
                 )
             lost[culprit.slug] = Outcome(
@@ -191,13 +201,19 @@ class Worker:
 
     def _ask(self, request: CheckRequest | TimeRequest, step_s: float) -> Message | Death:
         """The answer. If somebody kills the worker, by no fault of a candidate's, it is asked once
-        more; killed again, it is a `Death` like any other."""
+        more; killed again, it is a `Death` like any other.
+
+        Raises:
+            LaunchError, NoRoomError: it cannot be served, whatever the candidates.
+        """
         reply = self._running().ask(request, step_s=step_s)
         if isinstance(reply, Death) and reply.outside:
             self.close()
             reply = self._running().ask(request, step_s=step_s)
         if isinstance(reply, Death):
             self.close()
+        if isinstance(reply, Refused):
+            raise (NoRoomError if reply.status == "out_of_memory" else LaunchError)(reply.text)
         return reply
 
     def _running(self) -> Process:

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from autofa.bench import memory
 from autofa.bench.protocol import Decoder, Failed, Hello, Message, Ready, Scoreboard, encode
-from autofa.compiler import jobs
 from autofa.errors import LaunchError
 
 # Between two looks at memory and deadlines. A look costs about 30 us, so this leaves the machine
@@ -57,20 +57,6 @@ class Death:
     outside: bool = False
 
 
-def available_memory() -> int:
-    """Bytes of host memory that can be had now, the control group's limit included."""
-    found = jobs.available_memory()
-    return os.sysconf("SC_PHYS_PAGES") * _PAGE if found is None else found
-
-
-def oom_kills() -> int | None:
-    """How many processes the system has killed for want of memory, those that a control group's
-    limit killed included; None where it does not say."""
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        return int(Path("/proc/vmstat").read_text().split("\noom_kill ")[1].split()[0])
-    return None
-
-
 def _signal_name(number: int) -> str:
     try:
         return signal.Signals(number).name
@@ -102,7 +88,7 @@ class Process:
             LaunchError: it did not become ready.
             LostError: somebody killed it before it was.
         """
-        memory_bytes = memory_bytes or int(available_memory() * 0.8)
+        memory_bytes = memory_bytes or int(memory.available_memory() * memory.SHARE)
         board = Scoreboard()
         requests, to_child = os.pipe()
         from_child, replies = os.pipe()
@@ -157,7 +143,7 @@ class Process:
             WorkerError: the worker reports a failure of its own; the process is gone.
         """
         self._busy = True
-        self._oom_kills = oom_kills()
+        self._oom_kills = memory.oom_kills()
         pending = encode(message)
         began = beat_at = time.monotonic()
         beat = -1
@@ -234,7 +220,7 @@ class Process:
         return "crashed", f"died of {name}"
 
     def _memory_was_short(self) -> bool:
-        killed = oom_kills()
+        killed = memory.oom_kills()
         if killed is not None and self._oom_kills is not None and killed > self._oom_kills:
             return True
         return self._resident > 0.8 * self._memory_bytes

@@ -203,13 +203,22 @@ class Ready:
 
 
 @dataclass(frozen=True)
+class Refused:
+    """Answers a request that cannot be served, whatever the candidates: `status` is `out_of_memory`
+    or `launch_error`, as of an `Outcome`."""
+
+    status: str
+    text: str
+
+
+@dataclass(frozen=True)
 class Failed:
     """The worker itself failed, by no candidate's fault; `text` is the traceback."""
 
     text: str
 
 
-Message = Hello | Ready | Failed | CheckRequest | CheckReply | TimeRequest | TimingRun
+Message = Hello | Ready | Refused | Failed | CheckRequest | CheckReply | TimeRequest | TimingRun
 
 
 def encode(message: Message) -> bytes:

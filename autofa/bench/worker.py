@@ -33,6 +33,7 @@ from autofa.bench.protocol import (
     Message,
     Outcome,
     Ready,
+    Refused,
     Scoreboard,
     Subject,
     TimeRequest,
@@ -40,7 +41,6 @@ from autofa.bench.protocol import (
     encode,
 )
 from autofa.bench.timing import Turn, take_turns
-from autofa.errors import LaunchError
 from autofa.kernels.vendor import BASELINE
 from autofa.problem import Problem
 
@@ -92,7 +92,7 @@ class Session:
             self._kernels[subject] = load(subject)
         return self._kernels[subject]
 
-    def check(self, request: CheckRequest) -> CheckReply:
+    def check(self, request: CheckRequest) -> CheckReply | Refused:
         slug = request.subject.slug
         self.board.start(0)
         try:
@@ -100,6 +100,8 @@ class Session:
             result = check(kernel, request.cases, self._truths, self.board.start)
         except (RuntimeError, MemoryError) as error:
             status, message = classify(error, self.device)
+            if status == "out_of_memory" and self.board.read()[1] < 0:
+                return Refused(status, f"inputs and reference do not fit: {message}")
             return CheckReply(Outcome(slug, status, message), tainted=status == "crashed")
         finally:
             self.board.stop()
@@ -122,10 +124,14 @@ class Session:
             self._delay = Delay(self.device)
         return CudaTurn(calls, self._delay)
 
-    def time(self, request: TimeRequest) -> TimingRun:
+    def time(self, request: TimeRequest) -> TimingRun | Refused:
         """Warms all up, then runs the rounds; again without a candidate whose call raised."""
         began = time.perf_counter()
-        rotation = self._rotation(request.problem)
+        try:
+            rotation = self._rotation(request.problem)
+        except (RuntimeError, MemoryError) as error:
+            status, message = classify(error, self.device)
+            return Refused(status, f"inputs cannot be made: {message}")
         failed: dict[int, Outcome] = {}
         turns: dict[int, Turn] = {}
         for index, subject in enumerate(request.subjects):
@@ -144,7 +150,10 @@ class Session:
 
         while True:
             if baseline in failed:
-                raise LaunchError(f"plain SDPA failed: {failed[baseline].message}")
+                return Refused(
+                    failed[baseline].status,
+                    f"plain SDPA cannot be timed: {failed[baseline].message}",
+                )
             order = sorted(turns)
             try:
                 result = take_turns(

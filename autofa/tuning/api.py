@@ -45,7 +45,7 @@ def tune(
         db: path or URL of the database; AUTOFA_DB by default.
 
     Raises:
-        UsageError: an argument is wrong, or the device is not there.
+        UsageError: an argument is wrong, the device is not there, or nothing fits into memory.
         StoreError: the database cannot be used.
         KeyboardInterrupt: after Ctrl-C; the results so far are stored.
     """

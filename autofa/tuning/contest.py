@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from autofa.bench import memory
 from autofa.bench.client import Entrant
 from autofa.bench.protocol import Outcome, Plan
 from autofa.errors import UsageError, explain_bad
@@ -83,8 +84,12 @@ def contest(
         on_step: told what is being done, for people.
 
     Raises:
-        LaunchError: the measuring process cannot start.
+        UsageError: the problem does not fit into memory; before any work.
+        LaunchError: the measuring process cannot start, or memory does not suffice after all.
     """
+    refused = memory.refusal(problem, lab.device)
+    if refused is not None:
+        raise UsageError(refused)
     variants = [c for c in candidates if isinstance(c, Variant)]
     checked: dict[str, Outcome] = {}
     libraries: dict[str, Path] = {}

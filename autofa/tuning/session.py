@@ -7,8 +7,11 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 
-from autofa.errors import LaunchError
+from autofa.bench import memory
+from autofa.bench.client import NoRoomError
+from autofa.errors import LaunchError, UsageError
 from autofa.problem import Bucket, Problem, bucket_of
 from autofa.store.ranking import is_valid, validity
 from autofa.store.repository import Repository
@@ -102,7 +105,7 @@ class _Session:
         for plan in plans:
             if plan.done:
                 self.settle(plan)
-        todo = [plan for plan in plans if not plan.done]
+        todo = self._fitting([plan for plan in plans if not plan.done])
         # What has no answer at all comes first, then what is only to be renewed or widened.
         todo.sort(key=lambda plan: plan.answered)
         if self.control.token.cancelled:
@@ -113,7 +116,7 @@ class _Session:
                 self.lab.device,
                 self.repository.where,
                 len(plans),
-                len(plans) - total,
+                sum(plan.done for plan in plans),
             )
         )
         self._estimate(todo, total)
@@ -133,6 +136,25 @@ class _Session:
             finally:
                 claims.release(claimed.problem)
             self._estimate(todo, total)
+
+    def _fitting(self, plans: Sequence[BucketPlan]) -> list[BucketPlan]:
+        """The plans whose problems fit into memory; of the others it says why not.
+
+        Raises:
+            UsageError: nothing that was asked for fits.
+        """
+        refused = {plan.problem: memory.refusal(plan.problem, self.lab.device) for plan in plans}
+        reasons = [reason for reason in refused.values() if reason]
+        if reasons and len(reasons) == len(self.request.problems):
+            raise UsageError(reasons[0])
+        for reason in reasons:
+            self.emit(Notice(f"left out: {reason}"))
+        for plan in plans:
+            if refused[plan.problem]:
+                self.results[plan.problem] = replace(
+                    answer(plan, list(plan.known.values()), self.request), complete=False
+                )
+        return [plan for plan in plans if not refused[plan.problem]]
 
     def _estimate(
         self, todo: Sequence[BucketPlan], total: int, running_s: float | None = None
@@ -163,13 +185,19 @@ class _Session:
         began = time.monotonic()
         run = BucketRun(plan, others, self.request, self.lab, self.control, self._save, emit, share)
         stopped = True
+        no_room = 0
         try:
             run.run()
             stopped = False
         except LaunchError as error:
-            self.emit(Notice(str(error)))
+            no_room = isinstance(error, NoRoomError)
+            status = "out_of_memory: " if no_room else ""
+            p = problem
+            self.emit(Notice(f"{p.shape} {p.dtype} {p.mask}: {status}{error}"))
         finally:
             result = run.result(stopped=stopped)
+            result = replace(result, failed=result.failed + no_room)
+            self.failures.update(["out_of_memory"] * no_room)
             self.results[problem] = result
             self.unbuildable |= bool(plan.unbuildable)
             self.tell_problem()
@@ -219,6 +247,7 @@ def tune(
 
     Raises:
         DeviceError: the device is not there.
+        UsageError: nothing that is asked for fits into memory; before any work.
         StoreError: the database cannot be opened or written; before any work.
     """
     control = Control(request.budget_s, token or StopToken())

@@ -1,0 +1,105 @@
+"""What goes wrong around a tune costs what it hits and nothing else: memory, compilers, the cache,
+the database's lock, somebody else's load."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+from tuning_simulation import DEVICE, PROBLEM, Simulation, family, registry
+
+from autofa.bench import memory
+from autofa.bench.client import NoRoomError
+from autofa.bench.protocol import Outcome
+from autofa.errors import UsageError
+from autofa.kernels.registry import Candidate
+from autofa.problem import Problem
+from autofa.store.repository import Repository
+from autofa.store.rows import Row
+from autofa.tuning.events import Event, Notice, Summary
+from autofa.tuning.request import TuneRequest
+from autofa.tuning.session import tune
+
+FAMILY = family("sim.own", {"m": (1, 2, 4)})
+REGISTRY = registry(FAMILY)
+OTHER = replace(PROBLEM, mask="causal")
+HUGE = replace(PROBLEM, batch=1 << 24, seqlen_q=1 << 16)
+
+
+def times(slug: str, problem: Problem) -> float:
+    return 0.5 if slug.startswith("sim.") else 1.0
+
+
+@pytest.fixture
+def db(tmp_path: Path) -> str:
+    return str(tmp_path / "autofa.db")
+
+
+def ask(db: str, *problems: Problem, **options: object) -> TuneRequest:
+    request = TuneRequest(problems or (PROBLEM,), "cpu", db, registry=REGISTRY)
+    return replace(request, **options)  # type: ignore[arg-type]
+
+
+def run(sim: Simulation, request: TuneRequest) -> tuple[Summary, list[str]]:
+    """The summary, and the notices."""
+    events: list[Event] = []
+    summary = tune(request, events.append, laboratory=sim.laboratory)
+    return summary, [event.message for event in events if isinstance(event, Notice)]
+
+
+def stored(db: str, problem: Problem = PROBLEM) -> list[Row]:
+    with Repository.open(db, write=False) as repository:
+        return [row for row in repository.rows(device=DEVICE) if row.problem == problem]
+
+
+# ---- memory ----
+
+
+@dataclass
+class Cramped(Simulation):
+    """A device whose memory does not suffice for one problem."""
+
+    too_big: Problem = PROBLEM
+
+    def check(
+        self, candidate: Candidate, library: Path | None, problem: Problem, **how: object
+    ) -> Outcome:
+        if problem == self.too_big:
+            raise NoRoomError("inputs and reference do not fit: can't allocate memory")
+        return super().check(candidate, library, problem, **how)
+
+
+def test_a_problem_beyond_memory_costs_its_own_bucket(db: str) -> None:
+    summary, notices = run(Cramped(times), ask(db, PROBLEM, OTHER))
+    assert [bucket.winner is None for bucket in summary.buckets] == [True, False]
+    assert (summary.exit_code, summary.failures) == (3, (("out_of_memory", 1),))
+    assert summary.buckets[0].failed == 1
+    assert [n for n in notices if "1,8,512,64 f32 none: out_of_memory: inputs and" in n]
+    assert stored(db) == []
+    summary, _ = run(Simulation(times), ask(db, PROBLEM, OTHER))
+    assert summary.exit_code == 0
+
+
+def test_what_cannot_fit_is_refused_before_any_work(db: str) -> None:
+    sim = Simulation(times)
+    with pytest.raises(UsageError, match=r"take at least [0-9.]+ GiB; supported: "):
+        run(sim, ask(db, HUGE))
+    assert (sim.checked, sim.timed, sim.compiled) == ([], [], [])
+    summary, notices = run(sim, ask(db, HUGE, PROBLEM))
+    assert [bucket.winner is None for bucket in summary.buckets] == [True, False]
+    assert [n for n in notices if n.startswith(f"left out: shape {HUGE.shape}")]
+    assert {problem for _, problem in sim.checked} == {PROBLEM}
+    assert summary.exit_code == 3
+
+
+def test_the_least_that_a_measurement_holds() -> None:
+    one = Problem("f16", 2, 8, 4, 100, 300, 64, 32, "none", "cpu")
+    inputs = 2 * (8 * 100 * 64 + 4 * 300 * 64 + 4 * 300 * 32) * 2
+    output = 2 * 8 * 100 * 32 * 2
+    assert memory.needed_bytes(one) == inputs + 2 * output
+    masked = replace(one, mask="bool")
+    assert memory.needed_bytes(masked) == inputs + 2 * output + 2 * 100 * 300 * 4
+    gpu = replace(DEVICE, kind="cuda", memory_gib=80)
+    assert memory.refusal(replace(HUGE, batch=1, seqlen_q=1 << 20), gpu) is None
+    assert "80.0 GiB (the memory of Simulated CPU)" in (memory.refusal(HUGE, gpu) or "")

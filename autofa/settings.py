@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
@@ -105,3 +106,16 @@ def database(settings: Settings) -> str:
     import platformdirs
 
     return str(Path(platformdirs.user_data_dir("autofa", appauthor=False)) / "autofa.db")
+
+
+def without_secrets(location: str) -> str:
+    """A database's path or URL for people to read: no password, no values of a URL's query."""
+    scheme, separator, rest = location.partition("://")
+    if not separator or scheme.startswith("sqlite"):
+        return location
+    # The last @ ends the password, whatever it holds that should have been escaped.
+    login, at, place = rest.rpartition("@")
+    user, colon, _ = login.partition(":")
+    hidden = "***" if colon else ""
+    place = re.sub(r"=[^&]*", "=***", place)
+    return f"{scheme}://{user}{colon}{hidden}{at}{place}"

@@ -199,6 +199,8 @@ def test_no_compiler_is_said_once(
 
 def test_db_path(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert run(capsys, "db", "path") == (0, f"{tmp_path / 'autofa.db'}\n", "")
+    url = "postgresql://u:secret@host/db"
+    assert run(capsys, "db", "path", "--db", url)[1] == "postgresql://u:***@host/db\n"
 
 
 def test_version_and_module_are_the_command() -> None:

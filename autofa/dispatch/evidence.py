@@ -16,7 +16,7 @@ from autofa.device import DeviceKey
 from autofa.dispatch.ladder import Evidence
 from autofa.errors import StoreError
 from autofa.problem import Bucket
-from autofa.settings import Settings, database
+from autofa.settings import Settings, database, without_secrets
 from autofa.store import reader, seeds
 from autofa.store.rows import Row
 
@@ -59,6 +59,7 @@ def gather(device: DeviceKey, settings: Settings) -> Evidence:
     """Reads the database's rows of `device`, now; its seed when first asked. Never raises."""
     with _collector_paused():  # importing platformdirs for the default path allocates too
         path = database(settings)
+    where = without_secrets(path)
     lost = ""
     measured: dict[Bucket, list[Row]] = {}
     try:
@@ -68,10 +69,10 @@ def gather(device: DeviceKey, settings: Settings) -> Evidence:
         lost = str(error)
         log.warning("stored measurements are not used: %s", error)
     except Exception as error:
-        lost = f"{path}: {error!r}"
+        lost = f"{where}: {error!r}".replace(path, where)
         log.warning("stored measurements are not used: %s; `autofa report` says more", lost)
     if not measured and not lost:
-        log.info("no measurements of %s in %s; `autofa tune` makes them", device, path)
+        log.info("no measurements of %s in %s; `autofa tune` makes them", device, where)
 
     @cache
     def seed() -> dict[Bucket, list[Row]]:

@@ -54,6 +54,7 @@ BAD = {
     "heads that do not divide": (["tune", "--shape", "1,8/3,16,64"], "heads"),
     "an unknown dtype": (["tune", "--dtype", "f8"], "bf16"),
     "an unknown profile": (["tune", "--gpu-profile", "quikc"], "did you mean quick"),
+    "a profile without a name": (["tune", "--gpu-profile", ""], "quick, default, full, FILE.toml"),
     "a missing profile file": (["tune", "--gpu-profile", "none.toml"], "readable file"),
     "no trials": (["tune", "--trials", "0"], "x>=1"),
     "a budget of nothing": (["tune", "--budget", "0s"], "90s"),

@@ -93,7 +93,7 @@ def _problems(
     ]
     trials = DEFAULT_TRIALS
     if profile is not None or not shapes:
-        chosen = find_profile(profile or DEFAULT_PROFILE, kind)
+        chosen = find_profile(DEFAULT_PROFILE if profile is None else profile, kind)
         trials = chosen.trials
         for problem in chosen.problems:
             masked = problem if mask is None else replace(problem, mask=mask)

@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+import io
 import os
 import subprocess
 import sys
+from importlib import import_module
+from pathlib import Path
 
 import pytest
+
+from autofa.cli import _run
+from autofa.cli.streams import go_to_one_place
+from autofa.device import cpu_key
+from autofa.problem import parse_shape
+from autofa.tuning.events import BucketDone, BucketResult, OnEvent, Summary
+from autofa.tuning.request import TuneRequest
+
+tune = import_module("autofa.cli.tune")
 
 COMMANDS = {
     "a help text": "--help",
@@ -65,3 +77,38 @@ def test_a_file_is_never_opened_in_place_of_a_closed_stream() -> None:
     code = "from autofa.cli.streams import Output; Output(); print(open('/dev/zero').fileno() > 2)"
     found = shell(f'{sys.executable} -c "{code}; import sys; sys.stdout.flush()" 2>&-')
     assert found.stdout == "True\n"
+
+
+@pytest.mark.parametrize("one_place", [True, False])
+def test_tune_says_each_result_once_per_place(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, one_place: bool
+) -> None:
+    problems = [parse_shape(f"1,1,{n},64", dtype="f32", device="cpu") for n in (16, 32, 64)]
+    fresh, known, cut = (
+        BucketResult(problem, "torch.sdpa", 1.0, 3, 0, 0, 1.0, complete)
+        for problem, complete in zip(problems, (True, True, False), strict=True)
+    )
+
+    def run(request: TuneRequest, on_event: OnEvent) -> Summary:
+        for result in (fresh, cut):
+            on_event(BucketDone(result))
+        return Summary(cpu_key(2), "db", (fresh, known, cut), 3, 6, 3, 0, (), 2.0)
+
+    monkeypatch.setattr(tune, "run", run)
+    monkeypatch.setattr(tune, "go_to_one_place", lambda out, err: one_place)
+    assert _run(["tune", "--device", "cpu"]) == 0
+    out, err = capsys.readouterr()
+    assert "2 of 3 buckets tuned and 1 in part" in out
+    assert [shape in err for shape in ("1,1,16", "1,1,32", "1,1,64")] == [True, False, True]
+    assert [shape in out for shape in ("1,1,16", "1,1,32", "1,1,64")] == [
+        not one_place,
+        True,
+        not one_place,
+    ]
+    assert err.count("in part") == 1
+
+
+def test_one_place_is_one_file(tmp_path: Path) -> None:
+    with (tmp_path / "a").open("w") as a, (tmp_path / "a").open("a") as b:
+        assert go_to_one_place(a, b)
+        assert not go_to_one_place(a, io.StringIO())

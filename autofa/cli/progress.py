@@ -42,6 +42,7 @@ def _bucket_line(result: BucketResult) -> str:
     gain = "" if result.speedup is None else f"  {result.speedup:.2f}x of torch.sdpa"
     failed = f", {result.failed} failed" if result.failed else ""
     counted = f"{result.measured} measured{failed}, {duration(result.seconds)}"
+    counted += "" if result.complete else "; in part"
     return f"{shape}: {result.winner}{gain}  ({counted})"
 
 

@@ -10,7 +10,7 @@ import errno
 import io
 import os
 import sys
-from typing import Any
+from typing import Any, TextIO
 
 
 class _Raw(io.FileIO):
@@ -78,3 +78,12 @@ class Output:
             code = code or 1
         sys.stderr.flush()
         return code
+
+
+def go_to_one_place(first: TextIO, second: TextIO) -> bool:
+    """Whether both end in the same terminal, pipe or file, so that nothing need be said twice."""
+    try:
+        a, b = (os.fstat(stream.fileno()) for stream in (first, second))
+    except (OSError, ValueError):
+        return False
+    return os.path.samestat(a, b)

@@ -8,8 +8,10 @@ import click
 
 from autofa.cli.options import database_of, db_option, mode_option, read_settings, split_names
 from autofa.cli.progress import shown
-from autofa.problem import parse_dtype
+from autofa.cli.streams import go_to_one_place
+from autofa.problem import Problem, parse_dtype
 from autofa.tuning.control import signals_interrupt
+from autofa.tuning.events import BucketDone, Event
 from autofa.tuning.request import TuneRequest, make_request
 from autofa.tuning.session import tune as run
 
@@ -87,9 +89,16 @@ def tune(
     # Arguments are checked before torch is loaded and the device looked for.
     request_on("cpu" if device == "cpu" else "cuda")
     request = request_on(_device(device))
-    with signals_interrupt(), shown() as on_event:
+    told: set[Problem] = set()
+    with signals_interrupt(), shown() as show:
+
+        def on_event(event: Event) -> None:
+            show(event)
+            if isinstance(event, BucketDone):
+                told.add(event.result.problem)
+
         summary = run(request, on_event)
-    click.echo(str(summary))
+    click.echo(summary.text(told if go_to_one_place(sys.stdout, sys.stderr) else ()))
     if summary.exit_code == 0:
         click.echo("`autofa report` shows the leaderboard", err=True)
     sys.exit(summary.exit_code)

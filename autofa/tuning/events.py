@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from autofa.device import DeviceKey
@@ -156,18 +156,27 @@ class Summary:
         return 3 if self.answered < self.requested or self.toolchain else 0
 
     def __str__(self) -> str:
+        return self.text()
+
+    def text(self, told: Collection[Problem] = ()) -> str:
+        """What was done, for people; without a line for the buckets that were `told` already."""
+        tuned = sum(result.winner is not None and result.complete for result in self.buckets)
+        partly = self.answered - tuned
+        more = f" and {partly} in part" if partly else ""
         failed = f", {self.failed} failed" if self.failed else ""
         if self.failures:
             failed += f" ({', '.join(f'{count} {status}' for status, count in self.failures)})"
         lines = [
-            f"{self.device}: {self.answered} of {self.requested} buckets tuned in "
+            f"{self.device}: {tuned} of {self.requested} buckets tuned{more} in "
             f"{self.seconds:.1f} s; {self.measured} candidates measured, "
             f"{self.reused} known before{failed}"
         ]
         for result in self.buckets:
+            if result.problem in told:
+                continue
             best = "no result" if result.winner is None else result.winner
             gain = "" if result.speedup is None else f"  {result.speedup:.2f}x of torch.sdpa"
-            cut = "" if result.complete else "  (unfinished)"
+            cut = "" if result.complete else "  (in part)"
             p = result.problem
             lines.append(f"  {p.shape} {p.dtype} {p.mask}: {best}{gain}{cut}")
         if self.toolchain:

@@ -3,6 +3,7 @@ the database's lock, somebody else's load."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -10,8 +11,8 @@ import pytest
 from tuning_simulation import DEVICE, PROBLEM, Simulation, family, registry
 
 from autofa.bench import memory
-from autofa.bench.client import NoRoomError
-from autofa.bench.protocol import Outcome
+from autofa.bench.client import Entrant, NoRoomError
+from autofa.bench.protocol import Outcome, Plan, TimingRun
 from autofa.errors import UsageError
 from autofa.kernels.registry import Candidate
 from autofa.problem import Problem
@@ -103,3 +104,59 @@ def test_the_least_that_a_measurement_holds() -> None:
     gpu = replace(DEVICE, kind="cuda", memory_gib=80)
     assert memory.refusal(replace(HUGE, batch=1, seqlen_q=1 << 20), gpu) is None
     assert "80.0 GiB (the memory of Simulated CPU)" in (memory.refusal(HUGE, gpu) or "")
+
+
+# ---- the cache ----
+
+
+@dataclass
+class Vanishing(Simulation):
+    """The library of one kernel is lost `losses` times just before the worker loads it."""
+
+    victim: str = "sim.own-mx2"
+    losses: int = 1
+    when: str = "check"
+
+    def _lose(self, when: str, slug: str) -> bool:
+        lost = when == self.when and slug == self.victim and self.losses > 0
+        if lost:
+            self.losses -= 1
+            self.built.discard(slug)
+        return lost
+
+    def check(
+        self, candidate: Candidate, library: Path | None, problem: Problem, **how: object
+    ) -> Outcome:
+        if self._lose("check", candidate.slug):
+            return Outcome(candidate.slug, "crashed", "died of SIGBUS")
+        return super().check(candidate, library, problem, **how)
+
+    def time(
+        self, entrants: Sequence[Entrant], problem: Problem, plan: Plan | None = None, **how: object
+    ) -> TimingRun:
+        lost = {e.candidate.slug for e in entrants if self._lose("time", e.candidate.slug)}
+        run = super().time(entrants, problem, plan, **how)
+        outcomes = (
+            Outcome(o.slug, "launch_error", "cannot open") if o.slug in lost else o
+            for o in run.outcomes
+        )
+        return replace(run, outcomes=tuple(outcomes))
+
+
+@pytest.mark.parametrize("when", ["check", "time"])
+def test_a_library_that_is_lost_is_compiled_again_and_no_failure(db: str, when: str) -> None:
+    sim = Vanishing(times, when=when)
+    summary, _ = run(sim, ask(db))
+    assert sim.compiled.count(sim.victim) == 2
+    assert {row.status for row in stored(db)} == {"ok"}
+    assert sim.victim in {row.slug for row in stored(db)}
+    assert (summary.exit_code, summary.failed) == (0, 0)
+
+
+@pytest.mark.parametrize("when", ["check", "time"])
+def test_a_cache_that_keeps_nothing_leaves_no_failure_behind(db: str, when: str) -> None:
+    sim = Vanishing(times, when=when, losses=1000)
+    summary, _ = run(sim, ask(db))
+    assert sim.victim not in {row.slug for row in stored(db)}
+    assert summary.failed == 0
+    assert "sim.own-mx1" in {row.slug for row in stored(db)}

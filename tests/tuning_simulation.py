@@ -97,7 +97,7 @@ class Simulation:
         return Timing(ms, ms, spread, spread, (ms, ms), (ms, ms), rounds)
 
     def time(
-        self, entrants: Sequence[Entrant], problem: Problem, plan: Plan | None = None
+        self, entrants: Sequence[Entrant], problem: Problem, plan: Plan | None = None, **how: object
     ) -> TimingRun:
         self.on_step()
         rounds = (plan or Plan()).max_rounds

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import time
-import uuid
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 
-from autofa.bench.client import Entrant
-from autofa.bench.protocol import Outcome, Plan
+from autofa.bench.protocol import Plan
 from autofa.kernels.family import Variant
 from autofa.kernels.registry import Candidate
 from autofa.kernels.vendor import BASELINE
@@ -16,11 +13,12 @@ from autofa.problem import bucket_of
 from autofa.store.ranking import Ranked, rank
 from autofa.store.rows import Row
 from autofa.tuning.control import Control
-from autofa.tuning.events import BucketResult, Building, CandidateDone, OnEvent
+from autofa.tuning.events import BucketResult, CandidateDone, OnEvent
 from autofa.tuning.lab import Lab
 from autofa.tuning.plan import FINALISTS, BucketPlan, admitted
-from autofa.tuning.records import cost, fingerprint_of, record
+from autofa.tuning.records import cost, fingerprint_of
 from autofa.tuning.request import TuneRequest
+from autofa.tuning.steps import Steps
 
 # Candidates screened together: enough to interleave, few enough that each batch informs the next.
 _BATCH = 8
@@ -67,8 +65,7 @@ class BucketRun:
         self._search = plan.search
         self._rows = dict(plan.known)
         self._new: dict[str, Row] = {}
-        self._checked: dict[str, float | None] = {}
-        self._libraries: dict[str, Path | None] = {}
+        self._steps = Steps(plan.problem, lab, control, self._keep, emit)
         self._precise: set[str] = set()
         self._cut = False
 
@@ -108,7 +105,7 @@ class BucketRun:
             if self._lab.overlap and not coming:
                 self._order(self._ahead)
             self._screen(batch)
-            if any(v.slug not in self._libraries and v.slug not in self._new for v in batch):
+            if self._steps.unresolved(batch):
                 self._cut = True  # the compiler failed as such; the next plan does without it
                 return
             batch = coming or search.ask(_BATCH)
@@ -125,7 +122,7 @@ class BucketRun:
         return time.monotonic() - self._began > self._share_s
 
     def _screen(self, batch: Sequence[Variant]) -> None:
-        entrants = self._admitted(batch, hurry=True)
+        entrants = self._steps.admitted(batch, lambda: self._late)
         if entrants:
             plan = Plan(
                 mode=self._request.mode,
@@ -134,7 +131,7 @@ class BucketRun:
                 max_rounds=_SCREEN_ROUNDS,
                 finalists=len(entrants),
             )
-            self._time(entrants, plan, final=False)
+            self._steps.time(entrants, plan, final=False)
         for variant in batch:
             row = self._new.get(variant.slug)
             self._search.tell(variant, cost(row, self._request.mode) if row else None)
@@ -160,7 +157,7 @@ class BucketRun:
     def _precise_rounds(self, candidates: Sequence[Candidate]) -> None:
         for _ in range(_MAX_FINALS):
             self._control.check()
-            entrants = self._admitted(candidates)
+            entrants = self._steps.admitted(candidates)
             plan = Plan(mode=self._request.mode, finalists=FINALISTS)
             if self._control.left < plan.budget_s:
                 plan = Plan(
@@ -168,7 +165,7 @@ class BucketRun:
                     finalists=FINALISTS,
                     budget_s=max(1.0, self._control.left),
                 )
-            self._time(entrants, plan, final=True)
+            self._steps.time(entrants, plan, final=True)
             self._precise.update(entrant.candidate.slug for entrant in entrants)
             # A screened candidate must never win by the luck of its few samples.
             order = self._ranking()
@@ -186,79 +183,14 @@ class BucketRun:
             variant = self._request.registry.find(order[0].slug) if order else None
             if not isinstance(variant, Variant) or variant.slug not in self._new:
                 return
-            outcome = self._lab.measurer.check(
-                variant, self._libraries[variant.slug], self._problem
-            )
-            if outcome.ok:
+            outcome = self._steps.check(variant)
+            if outcome is None or outcome.ok:
                 return
-            self._fail(variant, outcome)
+            self._steps.fail(variant, outcome)
 
-    # Steps -----------------------------------------------------------------------------------
+    # Rows ------------------------------------------------------------------------------------
 
-    def _admitted(self, candidates: Sequence[Candidate], *, hurry: bool = False) -> list[Entrant]:
-        """Those that compile and compute attention; what fails is recorded. In a hurry the last
-        ones are left out, so that the first can still be timed."""
-        variants = [c for c in candidates if isinstance(c, Variant)]
-        builder = self._lab.builder
-        waiting = builder.waiting(variants)
-        if waiting:
-            self._emit(Building(waiting))
-        for build in builder.take(variants, self._control.check):
-            if build.status == "ok":
-                self._libraries[build.variant.slug] = build.library
-            elif build.variant.slug not in self._new:
-                failed = Outcome(
-                    build.variant.slug, build.status, build.message, seconds=build.seconds
-                )
-                self._fail(build.variant, failed)
-        entrants: list[Entrant] = []
-        for candidate in candidates:
-            slug = candidate.slug
-            if hurry and entrants and self._late:
-                break
-            if isinstance(candidate, Variant) and slug not in self._libraries:
-                continue
-            if slug not in self._checked:
-                self._control.check()
-                outcome = self._lab.measurer.check(
-                    candidate, self._libraries.get(slug), self._problem
-                )
-                if not outcome.ok:
-                    self._fail(candidate, outcome)
-                    continue
-                self._checked[slug] = outcome.error
-            entrants.append(Entrant(candidate, self._libraries.get(slug)))
-        return entrants
-
-    def _time(self, entrants: Sequence[Entrant], plan: Plan, *, final: bool) -> None:
-        """Times them together and saves their rows under one run."""
-        self._control.check()
-        timed = self._lab.measurer.time(entrants, self._problem, plan)
-        run = uuid.uuid4().hex
-        outcomes = {outcome.slug: outcome for outcome in timed.outcomes}
-        rows = []
-        for candidate in (entrant.candidate for entrant in entrants):
-            outcome = outcomes[candidate.slug]
-            if outcome.ok and outcome.timing is None:
-                continue  # the time was over before its first turn
-            made = record(
-                self._lab,
-                self._problem,
-                candidate,
-                outcome,
-                run=run,
-                error=self._checked[candidate.slug],
-                conditions=timed.conditions,
-            )
-            rows.append(made)
-        self._keep(rows, final=final)
-
-    def _fail(self, candidate: Candidate, outcome: Outcome) -> None:
-        self._checked.pop(candidate.slug, None)
-        run = uuid.uuid4().hex
-        self._keep([record(self._lab, self._problem, candidate, outcome, run=run)], final=False)
-
-    def _keep(self, rows: Sequence[Row], *, final: bool) -> None:
+    def _keep(self, rows: Sequence[Row], final: bool) -> None:
         self._save(rows)
         for row in rows:
             self._rows[row.slug] = self._new[row.slug] = row

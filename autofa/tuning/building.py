@@ -85,7 +85,14 @@ class Builder:
 
     def take(self, variants: Sequence[Variant], check: Callable[[], None]) -> list[Build]:
         """These, compiled; those that need a compiler where none works are left out, and `problem`
-        says why. `check` is called now and then while waiting, and may raise."""
+        says why. What has gone from the cache, or was damaged there, is compiled again. `check` is
+        called now and then while waiting, and may raise."""
+        with self._lock:
+            for variant in variants:
+                done = self._done.get(variant.slug)
+                if done is not None and done.status == "ok" and self.cached(variant) is None:
+                    del self._done[variant.slug]
+                    self._wanted.discard(variant.slug)
         self.prefetch(variants)
         slugs = [v.slug for v in variants]
         with self._lock:

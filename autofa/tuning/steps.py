@@ -1,0 +1,146 @@
+"""The single steps of one problem: compile, check, time. bucket.py decides about them."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from autofa.bench.client import Entrant
+from autofa.bench.protocol import Outcome, Plan, TimingRun
+from autofa.kernels.family import Variant
+from autofa.kernels.registry import Candidate
+from autofa.problem import Problem
+from autofa.store.rows import Row
+from autofa.tuning.control import Control
+from autofa.tuning.events import Building, OnEvent
+from autofa.tuning.lab import Lab
+from autofa.tuning.records import record
+
+
+class Steps:
+    """What is built and checked for one problem so far. Not thread-safe.
+
+    Args:
+        keep: takes the rows of a step, and whether they are of precise rounds.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        lab: Lab,
+        control: Control,
+        keep: Callable[[Sequence[Row], bool], None],
+        emit: OnEvent,
+    ) -> None:
+        self._problem = problem
+        self._lab = lab
+        self._control = control
+        self._keep = keep
+        self._emit = emit
+        self._checked: dict[str, float | None] = {}
+        self._libraries: dict[str, Path | None] = {}
+        self._failed: set[str] = set()
+
+    def unresolved(self, variants: Sequence[Variant]) -> bool:
+        """Whether any of these was neither built nor recorded as failed."""
+        return any(v.slug not in self._libraries and v.slug not in self._failed for v in variants)
+
+    def admitted(
+        self, candidates: Sequence[Candidate], late: Callable[[], bool] = lambda: False
+    ) -> list[Entrant]:
+        """Those that compile and compute attention; what fails is recorded. Once it is `late` the
+        rest is left out, so that the first can still be timed."""
+        self._build([c for c in candidates if isinstance(c, Variant)])
+        entrants: list[Entrant] = []
+        for candidate in candidates:
+            slug = candidate.slug
+            if entrants and late():
+                break
+            if isinstance(candidate, Variant) and slug not in self._libraries:
+                continue
+            if slug not in self._checked:
+                self._control.check()
+                outcome = self.check(candidate)
+                if outcome is None:
+                    continue
+                if not outcome.ok:
+                    self.fail(candidate, outcome)
+                    continue
+                self._checked[slug] = outcome.error
+            entrants.append(Entrant(candidate, self._libraries.get(slug)))
+        return entrants
+
+    def _build(self, variants: Sequence[Variant]) -> None:
+        builder = self._lab.builder
+        waiting = builder.waiting(variants)
+        if waiting:
+            self._emit(Building(waiting))
+        for build in builder.take(variants, self._control.check):
+            slug = build.variant.slug
+            if build.status == "ok":
+                self._libraries[slug] = build.library
+            elif slug not in self._failed:
+                failed = Outcome(slug, build.status, build.message, seconds=build.seconds)
+                self.fail(build.variant, failed)
+
+    def _lost(self, candidate: Candidate) -> bool:
+        """Whether its library has gone or was damaged: then a failure is not the kernel's."""
+        return isinstance(candidate, Variant) and self._lab.builder.cached(candidate) is None
+
+    def check(self, candidate: Candidate) -> Outcome | None:
+        """What the check finds; None where there is no library to check, compiled again or not."""
+        for _ in range(2):
+            library = self._libraries.get(candidate.slug)
+            if isinstance(candidate, Variant) and library is None:
+                return None
+            outcome = self._lab.measurer.check(candidate, library, self._problem)
+            if outcome.ok or not isinstance(candidate, Variant) or not self._lost(candidate):
+                return outcome
+            del self._libraries[candidate.slug]
+            self._build([candidate])
+        return None
+
+    def time(self, entrants: Sequence[Entrant], plan: Plan, *, final: bool) -> None:
+        """Times them together and saves their rows under one run."""
+        self._control.check()
+        timed = self._lab.measurer.time(entrants, self._problem, plan)
+        if self._lost_in(entrants, timed):
+            entrants = self.admitted([entrant.candidate for entrant in entrants])
+            timed = self._lab.measurer.time(entrants, self._problem, plan)
+            lost = self._lost_in(entrants, timed)
+            entrants = [e for e in entrants if e.candidate.slug not in lost]
+        run = uuid.uuid4().hex
+        outcomes = {outcome.slug: outcome for outcome in timed.outcomes}
+        rows = []
+        for candidate in (entrant.candidate for entrant in entrants):
+            outcome = outcomes[candidate.slug]
+            if outcome.ok and outcome.timing is None:
+                continue  # the time was over before its first turn
+            made = record(
+                self._lab,
+                self._problem,
+                candidate,
+                outcome,
+                run=run,
+                error=self._checked[candidate.slug],
+                conditions=timed.conditions,
+            )
+            rows.append(made)
+        self._keep(rows, final)
+
+    def _lost_in(self, entrants: Sequence[Entrant], timed: TimingRun) -> set[str]:
+        """Slugs of those that failed for want of their library."""
+        failed = {outcome.slug for outcome in timed.outcomes if not outcome.ok}
+        return {
+            entrant.candidate.slug
+            for entrant in entrants
+            if entrant.candidate.slug in failed and self._lost(entrant.candidate)
+        }
+
+    def fail(self, candidate: Candidate, outcome: Outcome) -> None:
+        """Records a failure."""
+        self._checked.pop(candidate.slug, None)
+        self._failed.add(candidate.slug)
+        run = uuid.uuid4().hex
+        self._keep([record(self._lab, self._problem, candidate, outcome, run=run)], False)

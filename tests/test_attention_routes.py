@@ -250,19 +250,20 @@ def test_forcing_is_of_its_context_only() -> None:
 
 def test_forcing_raises_outside_the_domain() -> None:
     q, k, v = inputs(SHAPE)
-    mask = torch.ones(33, 33, dtype=torch.bool)
     with autofa.force_kernel(flash().slug):
-        for bad in (
-            lambda: autofa.attention(q, k, v, mask),
-            lambda: autofa.attention(q.double(), k.double(), v.double()),
-            lambda: autofa.attention(q, k, v, None, 0.5),
-            lambda: autofa.attention(q.clone().requires_grad_(), k, v),
-            lambda: autofa.attention(q.bfloat16(), k.bfloat16(), v.bfloat16()),
-        ):
-            with pytest.raises(NotApplicableError, match=r"forced kernel .*; supported"):
-                bad()
-        with pytest.raises(UsageError, match="length"):
-            autofa.attention(q, k, v[:, :, :5])
+        for call in (autofa.attention, autofa.explain):
+            for bad in (
+                lambda call: call(q.double(), k.double(), v.double()),
+                lambda call: call(q, k, v, None, 0.5),
+                lambda call: call(q.clone().requires_grad_(), k, v),
+                lambda call: call(q.bfloat16(), k.bfloat16(), v.bfloat16()),
+            ):
+                with pytest.raises(NotApplicableError, match=r"forced kernel .*; supported"):
+                    bad(call)
+            with pytest.raises(UsageError, match="length"):
+                call(q, k, v[:, :, :5])
+        found = autofa.explain(q, k, v)
+        assert (found.kernel, found.rung) == (flash().slug, "forced")
     with autofa.force_kernel("torch.sdpa"):
         autofa.attention(q.requires_grad_(), k, v).sum().backward()
 

@@ -189,6 +189,16 @@ def test_build_of_what_is_there_compiles_nothing(capsys: pytest.CaptureFixture[s
     assert "0 compiled, 1 already there" in err
 
 
+def test_explain_of_a_forced_kernel() -> None:
+    arguments = ("explain", "--shape", "1,1,16,16", "--device", "cpu")
+    found = json.loads(command(*arguments, AUTOFA_FORCE_KERNEL="torch.flash").stdout)
+    assert (found["kernel"], found["rung"]) == ("torch.flash", "forced")
+    for slug, code, word in (("cpu.flsh", 2, "such as cpu.flash-"), ("torch.cudnn", 1, "cuda")):
+        done = command(*arguments, AUTOFA_FORCE_KERNEL=slug)
+        assert (done.returncode, done.stdout) == (code, "")
+        assert word in done.stderr
+
+
 def test_no_compiler_is_said_once(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

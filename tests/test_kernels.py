@@ -27,9 +27,8 @@ FAMILIES = pytest.mark.parametrize("family", REGISTRY.families, ids=lambda f: f.
 def problems(family: KernelFamily) -> list[Problem]:
     head_dims = [d for d in (1, 16, 20, 64, 80, 128, 256, 512) if d in family.domain.head_dims]
     return [
-        replace(
-            parse_shape(f"2,4/2,100/90,{d}", dtype=dtype, mask=mask), device=family.domain.device
-        )
+        replace(parse_shape(f"{shape},{d}", dtype=dtype, mask=mask), device=family.domain.device)
+        for shape in ("2,4/2,100/90", "2,4/2,1/90")
         for d in head_dims
         for dtype in family.domain.dtypes
         for mask in family.domain.masks
@@ -85,6 +84,16 @@ def test_nothing_is_served_outside_the_domain(family: KernelFamily) -> None:
 @given(st.text(max_size=60))
 def test_foreign_slugs_find_nothing(text: str) -> None:
     assert REGISTRY.find(text) is None or text in {v.slug for v in VENDORS}
+
+
+@pytest.mark.parametrize("family", REGISTRY.families, ids=lambda family: str(family.name))
+@pytest.mark.parametrize("text", ["{}", "{}-zz9", "{}x"])
+def test_what_is_no_whole_slug_is_told_one(family: KernelFamily, text: str) -> None:
+    with pytest.raises(UsageError, match=r"whole slug, such as \S+$") as raised:
+        REGISTRY.candidate(text.format(family.name))
+    named = REGISTRY.candidate(str(raised.value).rpartition(" ")[2])
+    assert isinstance(named, Variant)
+    assert named.family is family
 
 
 def test_unknown_kernel_names_the_nearest() -> None:

@@ -140,7 +140,7 @@ def test_a_writer_waits_and_then_says_so(filled: Path) -> None:
         other.execute("BEGIN IMMEDIATE")
         with (
             Repository.open(filled, write=True, timeout=0.1) as repository,
-            pytest.raises(StoreError, match="a lock held by another"),
+            pytest.raises(StoreError, match="lock held by another'; supported: a database"),
         ):
             repository.add([make_row("torch.flash")])
         release = threading.Timer(0.2, lambda: other.execute("ROLLBACK"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 
-RUNGS = ("measured", "seed", "default", "sdpa")
+RUNGS = ("measured", "seed", "default", "sdpa", "forced")
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Explanation:
 
     Attributes:
         kernel: slug of the kernel that answers now.
-        rung: one of `RUNGS`.
+        rung: one of `RUNGS`: of the ladder, or `forced` where a kernel was, past the ladder.
         reason: one sentence.
         time_ms, call_ms: its measured device and call time in this bucket; None if unmeasured.
         candidates: what is known of every candidate that was considered, fastest first.

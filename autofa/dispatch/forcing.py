@@ -66,6 +66,20 @@ def not_applicable(slug: str, reason: str) -> NotApplicableError:
     )
 
 
+def serving(slug: str, question: Question) -> Candidate:
+    """The forced kernel.
+
+    Raises:
+        UsageError: no such kernel.
+        NotApplicableError: it does not serve that question.
+    """
+    candidate = REGISTRY.candidate(slug)
+    reason = refusal(candidate, question)
+    if reason is not None:
+        raise not_applicable(slug, reason)
+    return candidate
+
+
 def attend(
     slug: str,
     query: Tensor,
@@ -82,7 +96,6 @@ def attend(
         UsageError: no such kernel; bad tensors.
         NotApplicableError: it does not serve this call.
     """
-    candidate = REGISTRY.candidate(slug)
     lower_right = attn_mask is not None and is_lower_right(attn_mask)
     mask = None if lower_right else attn_mask
     causal = is_causal or lower_right
@@ -93,9 +106,7 @@ def attend(
     problem = problem_of(query, key, value, mask, causal, enable_gqa, lower_right=lower_right)
     limits = devices.limits(query.device)
     device = devices.device_key(query.device)
-    reason = refusal(candidate, Question(problem, device, limits, precision="fast"))
-    if reason is not None:
-        raise not_applicable(slug, reason)
+    candidate = serving(slug, Question(problem, device, limits, precision="fast"))
     target = candidate.target(limits) if isinstance(candidate, Variant) else ""
     kernel = _id_of(candidate, target, state.STATE.settings)
     try:

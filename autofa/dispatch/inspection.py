@@ -31,7 +31,7 @@ def explain(
     Runs, loads and builds nothing. Speaks of the eager mode, whose measure is `call_ms`.
 
     Raises:
-        UsageError: what `attention` would raise for the same arguments.
+        AutofaError: what `attention` would raise for the same arguments.
     """
     state.start()
     if attn_mask is not None and routes.is_plain(query) and routes.is_plain(key):
@@ -41,20 +41,28 @@ def explain(
         if all(map(routes.is_plain, (query, key, value))) and "autocast" not in reason:
             mask = attn_mask if attn_mask is None or routes.is_plain(attn_mask) else None
             validate(query, key, value, mask, is_causal, enable_gqa)
-        return Explanation(BASELINE, "sdpa", reason)
+        return _by_sdpa(reason)
     lower_right = attn_mask is not None and routes.is_lower_right(attn_mask)
     mask = None if lower_right else attn_mask
     causal = is_causal or lower_right
     validate(query, key, value, mask, causal, enable_gqa)
-    reason = sdpa_only(query, key, value, mask, causal, enable_gqa) or (
-        "" if query.numel() else "there is nothing to compute"
-    )
-    if reason:
-        return Explanation(BASELINE, "sdpa", reason)
+    why = sdpa_only(query, key, value, mask, causal, enable_gqa)
+    if why is not None:
+        return _by_sdpa(why)
+    if not query.numel():
+        return Explanation(BASELINE, "sdpa", "there is nothing to compute")
     problem = problem_of(query, key, value, mask, causal, enable_gqa, lower_right=lower_right)
     return explain_problem(
         problem, devices.device_key(query.device), devices.limits(query.device), "eager"
     )
+
+
+def _by_sdpa(reason: str) -> Explanation:
+    """A call that plain SDPA serves whatever its shape; an error where another is forced."""
+    slug = forcing.forced()
+    if slug is not None and slug != BASELINE:
+        raise forcing.not_applicable(slug, reason)
+    return Explanation(BASELINE, "sdpa", reason)
 
 
 def explain_problem(
@@ -64,11 +72,16 @@ def explain_problem(
 
     Args:
         mode: `eager` (ranked by `call_ms`) or `graph` (by `time_ms`).
+
+    Raises:
+        UsageError: a kernel is forced that does not exist.
+        NotApplicableError: one that does not serve this problem.
     """
     state.start()
     slug = forcing.forced()
     if slug is not None:
-        return Explanation(slug, "sdpa" if slug == BASELINE else "default", "it is forced")
+        forcing.serving(slug, Question(problem, device, limits, mode, precision="fast"))
+        return Explanation(slug, "forced", "AUTOFA_FORCE_KERNEL or force_kernel names it")
     table = state.STATE.table
     if table is None:
         return Explanation(BASELINE, "sdpa", state.STATE.off)

@@ -6,13 +6,29 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 
-from autofa.device import Limits
+from autofa.device import CUDA_ARCHS, Limits, cpu_limits, cuda_limits
 from autofa.errors import UsageError, explain_bad
 from autofa.kernels.family import KernelFamily, Variant
 from autofa.kernels.vendor import BASELINE, VendorKernel
 from autofa.problem import Problem
 
 Candidate = Variant | VendorKernel
+
+
+def _example(family: KernelFamily) -> str:
+    """The slug of one of its variants."""
+    domain = family.domain
+    if domain.device == "cpu":
+        limits = cpu_limits()
+    else:
+        known = map(cuda_limits, CUDA_ARCHS)
+        limits = next(one for one in known if one.capability >= domain.min_arch)
+    usual = (64, 128, domain.head_dims.first, *domain.head_dims.listed)
+    dim = next(d for d in usual if d in domain.head_dims)
+    problem = Problem(
+        domain.dtypes[0], 1, 8, 8, 1024, 1024, dim, dim, domain.masks[0], domain.device
+    )
+    return family.variant(family.default(problem, limits), problem).slug
 
 
 @dataclass(frozen=True)
@@ -42,11 +58,22 @@ class Registry:
         """
         found = self.find(slug)
         if found is None:
-            names = [v.slug for v in self.vendors] + [f.name for f in self.families]
-            near = get_close_matches(slug, names, n=1)
-            do = f"did you mean {near[0]}?" if near else "`autofa kernels` lists them"
-            raise UsageError(explain_bad("kernel", slug, ", ".join(names), do))
+            raise UsageError(self._unknown(slug))
         return found
+
+    def _unknown(self, slug: str) -> str:
+        """What is wrong with a slug that names no candidate."""
+        vendors = [vendor.slug for vendor in self.vendors]
+        supported = ", ".join(vendors + [f"{family.name}-..." for family in self.families])
+        own = {family.name: family for family in self.families}
+        family = next((f for f in own.values() if f"{slug}-".startswith(f"{f.name}-")), None)
+        near = get_close_matches(slug, [*vendors, *own], n=1)
+        do = f"did you mean {near[0]}?" if near else "`autofa kernels` lists them"
+        if family is None and near:
+            family = own.get(near[0])
+        if family is not None:
+            do = f"name a whole slug, such as {_example(family)}"
+        return explain_bad("kernel", slug, supported, do)
 
     def family(self, name: str) -> KernelFamily:
         """The family of that name.

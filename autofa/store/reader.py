@@ -16,6 +16,7 @@ from autofa.errors import StoreCorruptError, StoreError, explain_bad
 from autofa.store.columns import (
     DEVICE_COLUMNS,
     RECORD_COLUMNS,
+    SCHEMA,
     VERSION_TABLE,
     Decoder,
     is_newer,
@@ -95,7 +96,10 @@ def _select(connection: sqlite3.Connection, path: Path, device: DeviceKey) -> li
         if revision is None:
             return []
         do = "the next `autofa tune` migrates it"
-        raise StoreError(explain_bad(f"database {path}", f"schema {revision}", "", do)) from error
+        supported = f"schema {SCHEMA}"
+        raise StoreError(
+            explain_bad(f"database {path}", f"schema {revision}", supported, do)
+        ) from error
     if records and is_newer(records[0][1]):
         raise too_new(records[0][1], str(path))
     records.sort(key=itemgetter(0))
@@ -201,6 +205,7 @@ def as_store_error(error: Exception, where: str) -> StoreError:
         return corrupt(where, text)
     if "locked" in text:
         do = "try again when the other process is done"
-        return StoreError(explain_bad(f"database {where}", "a lock held by another", "", do))
+        got, supported = "a lock held by another", "a database that is free"
+        return StoreError(explain_bad(f"database {where}", got, supported, do))
     do = "check the file's permissions and disk, or name another with --db or AUTOFA_DB"
     return StoreError(explain_bad(f"database {where}", text, "a readable SQLite file", do))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from autofa.device import Limits
 from autofa.kernels.family import KernelFamily, Variant
@@ -34,6 +34,14 @@ def head_dims_of(family: KernelFamily) -> tuple[int, ...]:
     return dims.listed or tuple(d for d in USUAL_HEAD_DIMS if d in dims)
 
 
+def _served(family: KernelFamily, dtype: str, dim: int, mask: str, limits: Limits) -> Problem:
+    """A long problem; with one query if the family serves only those."""
+    long = Problem(dtype, 1, 8, 8, 1024, 1024, dim, dim, mask, family.domain.device)
+    one_query = replace(long, seqlen_q=1)
+    refusals = (family.domain.refusal(p, limits) for p in (long, one_query))
+    return one_query if [r is None for r in refusals] == [False, True] else long
+
+
 def listing(
     family: KernelFamily, limits: Limits, head_dims: Sequence[int] | None = None
 ) -> Listing:
@@ -46,7 +54,7 @@ def listing(
             for dim in head_dims_of(family) if head_dims is None else head_dims:
                 if dim not in family.domain.head_dims:
                     continue
-                problem = Problem(dtype, 1, 8, 8, 1024, 1024, dim, dim, mask, family.domain.device)
+                problem = _served(family, dtype, dim, mask, limits)
                 for variant in family.points(problem):
                     total.add(variant.slug)
                     reason = variant.refusal(problem, limits)

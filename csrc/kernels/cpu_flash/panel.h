@@ -5,6 +5,7 @@
 #include <stdint.h>
 
 #include "autofa/abi.h"
+#include "autofa/cpu/finite.h"
 #include "autofa/cpu/mask.h"
 #include "autofa/cpu/scratch.h"
 #include "config.h"
@@ -155,7 +156,7 @@ class Panel {
                                    end - begin, params_.head_dim_v, memory_.converted);
     if (common == end) {
       multiply_pv<false>(values, seen, begin == 0);
-    } else if (all_finite(values, common - begin, end - begin, params_.head_dim_v)) {
+    } else if (all_finite(values, common - begin, end - begin)) {
       multiply_pv<true>(values, seen, begin == 0);
     } else {
       multiply_pv_by_visibility(values, begin, end, begin == 0);
@@ -184,11 +185,16 @@ class Panel {
     const Rows values =
         rows_as_f32<Config::dtype>(view_.v + begin * params_.v_strides[2], params_.v_strides[2],
                                    count, params_.head_dim_v, memory_.converted);
-    if (!hidden || all_finite(values, 0, count, params_.head_dim_v)) {
+    if (!hidden || all_finite(values, 0, count)) {
       multiply_pv<false>(values, all, first);
     } else {
       multiply_pv_by_visibility(values, begin, end, first);
     }
+  }
+
+  bool all_finite(Rows values, int64_t begin, int64_t end) const {
+    return cpu::all_finite<AUTOFA_F32>(values[begin], values.stride, end - begin,
+                                       params_.head_dim_v);
   }
 
   // The keys behind `common`, cut where vectors stop seeing: f(first vector that sees, first key,

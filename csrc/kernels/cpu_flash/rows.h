@@ -92,21 +92,4 @@ void store_output(const float* from, int64_t lanes, const float* sum, int64_t co
   }
 }
 
-// Tests the bits: g++ 12 folds a vector times 0 to 0, whether or not it may hold a NaN.
-inline bool all_finite(Rows rows, int64_t begin, int64_t end, int64_t dims) {
-  const cpu::Ints exponent = cpu::Ints{} + 0x7f800000;
-  cpu::Ints found = {};
-  const auto look = [&](Floats values) {
-    found |= (reinterpret_cast<cpu::Ints>(values) & exponent) == exponent;
-  };
-  for (int64_t i = begin; i < end; ++i) {
-    int64_t d = 0;
-    for (; d + kLanes <= dims; d += kLanes) look(cpu::load_unaligned(rows[i] + d));
-    if (d < dims) look(cpu::load_part<AUTOFA_F32>(rows[i] + d, dims - d));
-  }
-  int32_t any = 0;
-  for (int i = 0; i < kLanes; ++i) any |= found[i];
-  return any == 0;
-}
-
 }  // namespace autofa::cpu_flash

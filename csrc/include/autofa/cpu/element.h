@@ -88,9 +88,24 @@ struct Element<AUTOFA_F16> {
 // The first `count` < kLanes elements at `from`, zeros in the other lanes; reads no further.
 template <int Dtype>
 inline Floats load_part(const typename Element<Dtype>::Type* from, int64_t count) {
-  typename Element<Dtype>::Type whole[kLanes] = {};
-  memcpy(whole, from, count * sizeof *from);
-  return Element<Dtype>::load(whole);
+#ifdef __AVX512F__
+  const auto part = static_cast<__mmask16>((1u << count) - 1);
+  if constexpr (Dtype == AUTOFA_F32) {
+    return reinterpret_cast<Floats>(_mm512_maskz_loadu_ps(part, from));
+  } else {
+    const HalfWords words = _mm256_maskz_loadu_epi16(part, from);
+    return Element<Dtype>::load(reinterpret_cast<const uint16_t*>(&words));
+  }
+#else
+  if constexpr (Dtype == AUTOFA_F32) {
+    const Ints part = lane_numbers() < static_cast<int32_t>(count);
+    return reinterpret_cast<Floats>(_mm256_maskload_ps(from, reinterpret_cast<__m256i>(part)));
+  } else {
+    typename Element<Dtype>::Type whole[kLanes] = {};
+    memcpy(whole, from, count * sizeof *from);
+    return Element<Dtype>::load(whole);
+  }
+#endif
 }
 
 // Stores the first `count` < kLanes lanes and touches nothing behind them.

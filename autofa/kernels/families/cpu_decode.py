@@ -1,0 +1,59 @@
+"""`cpu.decode`: few queries against many keys on AVX2 and AVX-512, the keys split over threads."""
+
+from __future__ import annotations
+
+from autofa.device import Limits
+from autofa.kernels.family import Constraint, Domain, KernelFamily, Param, Params, Value
+from autofa.problem import Problem
+
+_MOST_QUERIES = 16
+
+
+def _isa(limits: Limits) -> str:
+    return f"v{limits.capability}"
+
+
+def _few_queries(p: Params, problem: Problem, limits: Limits) -> bool:
+    return problem.seqlen_q <= _MOST_QUERIES
+
+
+def _default(problem: Problem, limits: Limits) -> dict[str, Value]:
+    return {"isa": _isa(limits), "tile_rows": 4, "block_k": 256, "split_k": 512}
+
+
+FAMILY = KernelFamily(
+    name="cpu.decode",
+    title="cpu(decode)",
+    version=1,
+    folder="cpu_decode",
+    entry="kernel.h",
+    domain=Domain(
+        device="cpu",
+        dtypes=("f32", "f16", "bf16"),
+        min_arch=3,
+        max_arch=4,
+        extra=(
+            Constraint(
+                "few queries",
+                f"serves up to {_MOST_QUERIES} queries; with more, vectors of queries are faster",
+                _few_queries,
+            ),
+        ),
+    ),
+    params=(
+        Param("isa", ("v3", "v4"), about="x86-64 level: AVX2 or AVX-512"),
+        Param("tile_rows", (4, 8), "r{}", about="query rows that share a read from cache"),
+        Param("block_k", (128, 256), "b{}", about="keys between two rescalings"),
+        Param("split_k", (256, 512, 1024, 2048), "s{}", about="keys of a task"),
+    ),
+    constraints=(
+        Constraint(
+            "isa",
+            "AVX-512 is used where it is",
+            lambda p, problem, limits: p.isa == _isa(limits),
+        ),
+    ),
+    specialised=("dtype",),
+    target=lambda p, limits: f"x86-64-{p.isa}",
+    default=_default,
+)

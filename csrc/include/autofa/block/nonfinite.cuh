@@ -22,10 +22,15 @@ __device__ __forceinline__ uint32_t nonfinite_bits(uint32_t word) {
 // that see them, then replaces them by zeros in shared memory. All threads of the block call it
 // together, after `out` was rescaled and before the tile's product. `row` is the thread's first
 // row; mask.sees(row, key) says who sees what.
-template <class Element, class VTile, class Loader, class Mask, int MTiles, int OTiles>
+//
+// Where warps share rows, of the tile's squares of 16 columns each has those column_warp,
+// column_warp + ColumnWarps ..., and their sums in `out` from `first_tile` on.
+template <class Element, class VTile, int ColumnWarps = 1, class Loader, class Mask, int MTiles,
+          int OTiles>
 __device__ __forceinline__ void isolate_nonfinite(float (&out)[MTiles][OTiles][4],
                                                   const Loader& loader, uint32_t values,
-                                                  const Mask& mask, int row, int first_key) {
+                                                  const Mask& mask, int row, int first_key,
+                                                  int first_tile = 0, int column_warp = 0) {
   uint32_t found = 0;
   loader.for_each_chunk(values, [&](uint32_t address) {
     uint32_t words[4];
@@ -38,15 +43,16 @@ __device__ __forceinline__ void isolate_nonfinite(float (&out)[MTiles][OTiles][4
 #pragma unroll 1
   for (int key = 0; key < VTile::rows; ++key) {
 #pragma unroll
-    for (int n = 0; n < OTiles; ++n) {
-      const uint32_t chunk = VTile::offset(key, n % VTile::row_chunks, n / VTile::row_chunks);
+    for (int n = 0; n < VTile::cols / (8 * ColumnWarps); ++n) {
+      const int col = (n / 2 * ColumnWarps + column_warp) * 2 + n % 2;
+      const uint32_t chunk = VTile::offset(key, col % VTile::row_chunks, col / VTile::row_chunks);
       const uint32_t word = load_shared_4(values + chunk + threadIdx.x % 4 * 4);
       const uint32_t odd = nonfinite_bits<Element>(word);
       if (odd == 0) continue;
       for_each_row<MTiles>([&](int m, int half) {
         if (!mask.sees(row + m * 16 + half * 8, first_key + key)) return;
-        if (odd & 0x8000u) out[m][n][2 * half] += Element::unpack(word & 0xffffu);
-        if (odd >> 16) out[m][n][2 * half + 1] += Element::unpack(word >> 16);
+        if (odd & 0x8000u) out[m][first_tile + n][2 * half] += Element::unpack(word & 0xffffu);
+        if (odd >> 16) out[m][first_tile + n][2 * half + 1] += Element::unpack(word >> 16);
       });
     }
   }

@@ -306,6 +306,40 @@ def test_a_kill_by_the_system_is_told_by_its_own_count(
     assert "want of memory" in outcome.message
 
 
+def test_what_the_poll_raises_ends_the_worker_at_once(builds: dict[str, Build]) -> None:
+    class Enough(Exception):
+        pass
+
+    before = children()
+    with Worker("cpu", LIMITS, OPTIONS) as worker:
+        assert checked(worker, builds[HONEST.name]).ok
+        hung = builds["poison.hangs"]
+        deadline = time.monotonic() + 0.5
+
+        def poll() -> None:
+            if time.monotonic() > deadline:
+                raise Enough
+
+        with pytest.raises(Enough):
+            worker.check(hung.variant, hung.library, SMALL, poll=poll)
+        assert time.monotonic() < deadline + 1
+        assert children() <= before
+        with pytest.raises(Enough):  # and while it starts
+            worker.time([entrant(hung)], SMALL, QUICK, poll=poll)
+        assert children() <= before
+        assert checked(worker, builds[HONEST.name]).ok
+
+
+def test_who_is_not_warm_in_time_is_left_out(worker: Worker, builds: dict[str, Build]) -> None:
+    field = [entrant(builds[HONEST.name]), Entrant(FLASH)]
+    run = worker.time(field, SMALL, replace(QUICK, warm_up_s=0.0))
+    honest, flash, baseline = run.outcomes
+    assert honest.ok
+    assert flash.ok
+    assert honest.timing is flash.timing is None
+    assert baseline.timing is not None
+
+
 def test_inputs_beyond_memory_are_no_candidates_fault(
     worker: Worker, builds: dict[str, Build]
 ) -> None:

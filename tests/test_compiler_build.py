@@ -201,7 +201,7 @@ def test_another_compiler_makes_libraries_anew_once_it_has_work(
     family = tiny_family()
     build(requests_of(family, 1), fake_cxx('exec $real "$@"'))
     newer = fake_cxx('exec $real "$@"', "g++ (Fake) 14.1.0")
-    toolchain._find.cache_clear()
+    toolchain._found.clear()
     assert build(requests_of(family, 1), newer)[0].cached
     both = build(requests_of(family, 1, 2), newer)
     assert [b.cached for b in both] == [False, False]

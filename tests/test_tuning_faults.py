@@ -3,9 +3,12 @@ the database's lock, somebody else's load."""
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tuning_simulation import DEVICE, PROBLEM, Simulation, family, registry
@@ -13,12 +16,16 @@ from tuning_simulation import DEVICE, PROBLEM, Simulation, family, registry
 from autofa.bench import memory
 from autofa.bench.client import Entrant, NoRoomError
 from autofa.bench.protocol import Outcome, Plan, TimingRun
+from autofa.compiler import Build
 from autofa.errors import UsageError
 from autofa.kernels.registry import Candidate
 from autofa.problem import Problem
+from autofa.settings import Settings
 from autofa.store.repository import Repository
 from autofa.store.rows import Row
+from autofa.tuning import control
 from autofa.tuning.events import Event, Notice, Summary
+from autofa.tuning.hardware import open_lab
 from autofa.tuning.request import TuneRequest
 from autofa.tuning.session import tune
 
@@ -104,6 +111,87 @@ def test_the_least_that_a_measurement_holds() -> None:
     gpu = replace(DEVICE, kind="cuda", memory_gib=80)
     assert memory.refusal(replace(HUGE, batch=1, seqlen_q=1 << 20), gpu) is None
     assert "80.0 GiB (the memory of Simulated CPU)" in (memory.refusal(HUGE, gpu) or "")
+
+
+# ---- the budget ----
+
+
+@dataclass
+class Endless(Simulation):
+    """A device on which one kernel never comes back, were it not for the poll."""
+
+    slow: str = ""
+    measures: str = "check"
+
+    def _hang(self, here: bool, poll: object) -> None:
+        while here:
+            time.sleep(0.01)
+            poll()  # type: ignore[operator]
+
+    def check(
+        self, candidate: Candidate, library: Path | None, problem: Problem, **how: object
+    ) -> Outcome:
+        self._hang(self.measures == "check" and candidate.slug == self.slow, how["poll"])
+        return super().check(candidate, library, problem, **how)
+
+    def time(
+        self, entrants: Sequence[Entrant], problem: Problem, plan: Plan | None = None, **how: object
+    ) -> TimingRun:
+        slugs = [entrant.candidate.slug for entrant in entrants]
+        self._hang(self.measures == "time" and self.slow in slugs, how["poll"])
+        return super().time(entrants, problem, plan, **how)
+
+
+@pytest.mark.parametrize("measures", ["check", "time"])
+def test_the_budget_ends_what_the_worker_is_busy_with(
+    db: str, measures: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(control, "GRACE_S", 0.2)
+    sim = Endless(times, slow="torch.flash", measures=measures)
+    began = time.monotonic()
+    summary, _ = run(sim, ask(db, budget_s=0.3))
+    assert time.monotonic() - began < 3
+    assert summary.budget_spent
+    assert not summary.buckets[0].complete
+    assert sim.closed == 1
+
+
+def test_what_needs_no_compiler_is_measured_before_it_is_waited_for(db: str) -> None:
+    release = threading.Event()
+
+    class Stuck(Simulation):
+        """Its compiler does not come back before the end of the test."""
+
+        def build(self, *args: Any, **how: Any) -> list[Build]:
+            release.wait(20)
+            return super().build(*args, **how)
+
+    sim = Stuck(times, built={"sim.own-mx2"})
+    try:
+        summary, _ = run(sim, ask(db, budget_s=0.5))
+    finally:
+        release.set()
+    assert summary.buckets[0].winner == "sim.own-mx2"
+    assert not summary.buckets[0].complete
+    assert {"torch.sdpa", "torch.flash", "sim.own-mx2"} <= {row.slug for row in stored(db)}
+    # These were not the precise rounds: the same command goes on with them.
+    again = Simulation(times, built={"sim.own-mx2"})
+    summary, _ = run(again, ask(db))
+    assert summary.buckets[0].complete
+    assert again.timed.count(("torch.flash", PROBLEM)) == 1
+    assert sorted(again.compiled) == ["sim.own-mx1", "sim.own-mx4"]
+    assert run(Simulation(times), ask(db))[0].measured == 0
+
+
+def test_a_compiler_may_take_a_part_of_the_budget_to_answer(
+    db: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hung = tmp_path / "hung-g++"
+    hung.write_text("#!/bin/sh\nexec sleep 60\n")
+    hung.chmod(0o755)
+    settings = Settings(cxx=(str(hung),), search_path="/usr/bin:/bin", cache_dir=tmp_path)
+    with open_lab(ask(db, budget_s=1.0, settings=settings)) as lab:
+        assert "gave no answer in 2 s" in lab.builder.problem
 
 
 # ---- the cache ----

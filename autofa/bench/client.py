@@ -7,7 +7,7 @@ only a worker that cannot even start, or a bug in the worker itself, is an excep
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -61,6 +61,10 @@ class Entrant:
 
     candidate: Candidate
     library: Path | None = None
+
+
+def _nothing() -> None:
+    """Polls nothing."""
 
 
 def _subject(entrant: Entrant, problem: Problem) -> Subject:
@@ -124,12 +128,15 @@ class Worker:
         problem: Problem,
         *,
         thorough: bool = True,
+        poll: Callable[[], None] = _nothing,
     ) -> Outcome:
         """Whether the candidate computes attention: on `problem` and on every odd input like it
         that its declaration serves (`cases_for`). Never raises for what the candidate does.
 
         Args:
             thorough: False leaves the odd inputs out.
+            poll: called every few hundredths of a second while waiting; what it raises ends the
+                worker's process and comes out.
 
         Raises:
             LaunchError: a variant without a library, or the worker process cannot start or is
@@ -140,13 +147,18 @@ class Worker:
         subject = _subject(Entrant(candidate, library), problem)
         cases = cases_for(candidate, problem, self.limits)
         request = CheckRequest(subject, cases if thorough else cases[-1:])
-        reply = self._ask(request, self.options.check_timeout_s)
+        reply = self._ask(request, self.options.check_timeout_s, poll)
         seconds = time.monotonic() - began
         if isinstance(reply, Death):
             if reply.outside and reply.running < 0:
                 raise LaunchError(f"the measuring worker was {reply.message} twice")
             if reply.status == "out_of_memory" and reply.running < 0:
                 raise NoRoomError(f"making its inputs, the worker {reply.message}")
+            if reply.status == "timeout" and reply.running < 0:
+                raise LaunchError(
+                    f"making inputs and reference for {problem.shape} {reply.message}; plain SDPA "
+                    "may take too long there"
+                )
             return Outcome(subject.slug, reply.status, reply.message, seconds=seconds)
         if not isinstance(reply, CheckReply):
             raise TypeError(f"the worker answered a check with {reply!r}")
@@ -155,9 +167,15 @@ class Worker:
         return replace(reply.outcome, seconds=seconds)
 
     def time(
-        self, entrants: Sequence[Entrant], problem: Problem, plan: Plan | None = None
+        self,
+        entrants: Sequence[Entrant],
+        problem: Problem,
+        plan: Plan | None = None,
+        *,
+        poll: Callable[[], None] = _nothing,
     ) -> TimingRun:
         """Times candidates and plain SDPA, interleaved. Time only what has passed its check.
+        `poll` is as of `check`.
 
         A candidate that brings the worker down or does not come back is named in its outcome, and
         the others are timed again without it.
@@ -177,7 +195,7 @@ class Worker:
         while True:
             began = time.monotonic()
             request = TimeRequest(tuple(subjects), problem, plan)
-            reply = self._ask(request, self.options.step_timeout_s)
+            reply = self._ask(request, self.options.step_timeout_s, poll)
             if not isinstance(reply, Death):
                 break
             kind = NoRoomError if reply.status == "out_of_memory" else LaunchError
@@ -199,38 +217,45 @@ class Worker:
         found = {outcome.slug: outcome for outcome in reply.outcomes} | lost
         return replace(reply, outcomes=tuple(found[slug] for slug in order))
 
-    def _ask(self, request: CheckRequest | TimeRequest, step_s: float) -> Message | Death:
+    def _ask(
+        self, request: CheckRequest | TimeRequest, step_s: float, poll: Callable[[], None]
+    ) -> Message | Death:
         """The answer. If somebody kills the worker, by no fault of a candidate's, it is asked once
         more; killed again, it is a `Death` like any other.
 
         Raises:
             LaunchError, NoRoomError: it cannot be served, whatever the candidates.
         """
-        reply = self._running().ask(request, step_s=step_s)
-        if isinstance(reply, Death) and reply.outside:
+        try:
+            reply = self._running(poll).ask(request, step_s=step_s, poll=poll)
+            if isinstance(reply, Death) and reply.outside:
+                self.close()
+                reply = self._running(poll).ask(request, step_s=step_s, poll=poll)
+        except BaseException:
             self.close()
-            reply = self._running().ask(request, step_s=step_s)
+            raise
         if isinstance(reply, Death):
             self.close()
         if isinstance(reply, Refused):
             raise (NoRoomError if reply.status == "out_of_memory" else LaunchError)(reply.text)
         return reply
 
-    def _running(self) -> Process:
+    def _running(self, poll: Callable[[], None]) -> Process:
         if self._process is not None and not self._process.usable:
             self.close()
         if self._process is None:
             try:
-                self._process = self._start()
+                self._process = self._start(poll)
             except LostError:
-                self._process = self._start()
+                self._process = self._start(poll)
         return self._process
 
-    def _start(self) -> Process:
+    def _start(self, poll: Callable[[], None]) -> Process:
         self.starts += 1
         return Process.start(
             self.device,
             self.limits.units if self.limits.kind == "cpu" else 0,
             self.options.memory_bytes,
             self.options.start_timeout_s,
+            poll,
         )

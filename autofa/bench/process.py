@@ -15,6 +15,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -80,9 +81,14 @@ class Process:
 
     @classmethod
     def start(
-        cls, device: str, threads: int, memory_bytes: int | None, timeout_s: float
+        cls,
+        device: str,
+        threads: int,
+        memory_bytes: int | None,
+        timeout_s: float,
+        poll: Callable[[], None] = lambda: None,
     ) -> Process:
-        """Starts a worker and waits until it is ready.
+        """Starts a worker and waits until it is ready. `poll` is as of `ask`.
 
         Raises:
             LaunchError: it did not become ready.
@@ -117,9 +123,13 @@ class Process:
         process._to_child, process._from_child, process._lifeline = to_child, from_child, lifeline
         os.set_blocking(to_child, False)
         try:
-            reply = process.ask(Hello(device, threads, memory_bytes), total_s=timeout_s)
+            hello = Hello(device, threads, memory_bytes)
+            reply = process.ask(hello, total_s=timeout_s, poll=poll)
         except WorkerError as error:
             reply = Death("crashed", str(error).splitlines()[-1], -1)
+        except BaseException:
+            process.kill()
+            raise
         if not isinstance(reply, Ready):
             process.kill()
             lost = isinstance(reply, Death) and reply.outside
@@ -134,10 +144,16 @@ class Process:
         return not self._busy and self._child.poll() is None
 
     def ask(
-        self, message: Message, *, total_s: float | None = None, step_s: float | None = None
+        self,
+        message: Message,
+        *,
+        total_s: float | None = None,
+        step_s: float | None = None,
+        poll: Callable[[], None] = lambda: None,
     ) -> Message | Death:
         """Sends a request and waits for its answer, at most `total_s` in all and `step_s` between
-        two beats of the scoreboard. After a `Death` the process is gone.
+        two beats of the scoreboard. After a `Death` the process is gone. `poll` is called now and
+        then while waiting, and may raise; the process is then good for nothing but `kill`.
 
         Raises:
             WorkerError: the worker reports a failure of its own; the process is gone.
@@ -170,6 +186,7 @@ class Process:
                     self._busy = False
                     return reply
                 continue
+            poll()
             self._look_at_memory()
             if self._resident > self._memory_bytes:
                 gib = self._memory_bytes / 2**30
@@ -181,8 +198,9 @@ class Process:
             if total_s is not None and now - began > total_s:
                 return self._died("timeout", f"no answer within {total_s:g} s")
             # Between candidates the worker makes inputs, which is no candidate's fault.
-            if step_s is not None and now - beat_at > step_s * (1 if running >= 0 else 10):
-                return self._died("timeout", f"did not return within {step_s:g} s")
+            limit = None if step_s is None else step_s * (1 if running >= 0 else 10)
+            if limit is not None and now - beat_at > limit:
+                return self._died("timeout", f"did not return within {limit:g} s")
 
     def _look_at_memory(self) -> None:
         with contextlib.suppress(OSError, ValueError, IndexError):

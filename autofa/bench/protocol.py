@@ -7,6 +7,7 @@ in a `Scoreboard`, a shared page that outlives the worker, so that a crash finds
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 import pickle
@@ -102,6 +103,7 @@ class Plan:
     Attributes:
         mode: `eager` ranks by call_ms, `graph` by time_ms.
         budget_s: the rounds stop after this long, at the end of a round.
+        warm_up_s: candidates that are not made ready after so long are left out.
         screen_rounds: rounds in which all take part; slow ones leave earlier. From nine samples on
             the interval of the median leaves out the outermost ones.
         min_rounds, max_rounds: of the finalists, screening included.
@@ -112,6 +114,7 @@ class Plan:
 
     mode: str = "eager"
     budget_s: float = 5.0
+    warm_up_s: float = math.inf
     screen_rounds: int = 9
     min_rounds: int = 15
     max_rounds: int = 63

@@ -132,15 +132,19 @@ class Session:
         except (RuntimeError, MemoryError) as error:
             status, message = classify(error, self.device)
             return Refused(status, f"inputs cannot be made: {message}")
-        failed: dict[int, Outcome] = {}
+        # What failed, and what there was no time for.
+        untimed: dict[int, Outcome] = {}
         turns: dict[int, Turn] = {}
-        for index, subject in enumerate(request.subjects):
+        baseline = [subject.slug for subject in request.subjects].index(BASELINE)
+        for index, subject in sorted(enumerate(request.subjects), key=lambda i: i[0] != baseline):
+            if turns and time.perf_counter() - began > request.plan.warm_up_s:
+                untimed[index] = Outcome(subject.slug, "ok", "there was no time left for it")
+                continue
             self.board.start(index)
             try:
                 turns[index] = self._turn(self._load(subject), rotation)
             except (RuntimeError, MemoryError) as error:
-                failed[index] = self._failure(subject, error)
-        baseline = [subject.slug for subject in request.subjects].index(BASELINE)
+                untimed[index] = self._failure(subject, error)
         running = -1
 
         def started(place: int) -> None:
@@ -149,10 +153,10 @@ class Session:
             self.board.start(running)
 
         while True:
-            if baseline in failed:
+            if baseline in untimed:
                 return Refused(
-                    failed[baseline].status,
-                    f"plain SDPA cannot be timed: {failed[baseline].message}",
+                    untimed[baseline].status,
+                    f"plain SDPA cannot be timed: {untimed[baseline].message}",
                 )
             order = sorted(turns)
             try:
@@ -161,14 +165,14 @@ class Session:
                 )
                 break
             except (RuntimeError, MemoryError) as error:
-                failed[running] = self._failure(request.subjects[running], error)
+                untimed[running] = self._failure(request.subjects[running], error)
                 del turns[running]
         self.board.stop()
         seconds = (time.perf_counter() - began) / len(request.subjects)
         timed = dict(zip(order, zip(result.timings, result.baselines, strict=True), strict=True))
         outcomes = [
-            failed[index]
-            if index in failed
+            untimed[index]
+            if index in untimed
             else Outcome(subject.slug, "ok", "", None, *timed[index], seconds)
             for index, subject in enumerate(request.subjects)
         ]

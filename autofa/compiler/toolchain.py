@@ -21,7 +21,7 @@ OLDEST_GCC = (11, 0)
 OLDEST_CLANG = (12, 0)
 
 # A compiler that takes longer to tell its version hangs.
-_VERSION_SECONDS = 20.0
+VERSION_SECONDS = 20.0
 
 _GET_NVCC = (
     "install CUDA 12.8 or newer and set CUDA_HOME or PATH, or `pip install autofa[cuda]`; "
@@ -57,7 +57,9 @@ class Toolchain:
         return f"{self.version} ({' '.join(self.command)}, from {self.origin})"
 
 
-def _ask(command: tuple[str, ...], settings: Settings, do: str) -> str:
+def _ask(
+    command: tuple[str, ...], settings: Settings, do: str, patience: float = VERSION_SECONDS
+) -> str:
     """What a compiler prints. It is run as compilations are, so that it ends with this process.
 
     Raises:
@@ -68,12 +70,12 @@ def _ask(command: tuple[str, ...], settings: Settings, do: str) -> str:
         with tempfile.TemporaryDirectory(prefix="autofa-") as name:
             folder = Path(name)
             job = execute.Job(0, command)
-            [outcome] = execute.run([job], folder, settings, 1, _VERSION_SECONDS)
+            [outcome] = execute.run([job], folder, settings, 1, patience)
             said = execute.log_of(folder, 0)
     except OSError as error:
         raise ToolchainError(f"`{shown}`: {error}; {do}") from None
     if outcome.expired:
-        raise ToolchainError(f"`{shown}` gave no answer in {_VERSION_SECONDS:g} s; {do}")
+        raise ToolchainError(f"`{shown}` gave no answer in {patience:g} s; {do}")
     if outcome.code != 0:
         first = said.strip().splitlines()[:1]
         why = f": {first[0]}" if first else ""
@@ -120,7 +122,7 @@ def _cudart(root: Path, origin: str) -> tuple[str, ...]:
     return ("-cudart", "shared")
 
 
-def _find_cuda(settings: Settings) -> Toolchain:
+def _find_cuda(settings: Settings, patience: float) -> Toolchain:
     places: list[tuple[Path | None, str]] = []
     if settings.cuda_home is not None:
         nvcc = settings.cuda_home / "bin" / "nvcc"
@@ -134,14 +136,14 @@ def _find_cuda(settings: Settings) -> Toolchain:
         raise ToolchainError(f"nvcc: not in {looked}, PATH or the pip packages; {_GET_NVCC}")
     nvcc_path, origin = there[0][0].absolute(), there[0][1]
     command = (str(nvcc_path),)
-    said = _ask((*command, "--version"), settings, _GET_NVCC)
+    said = _ask((*command, "--version"), settings, _GET_NVCC, patience)
     version, major, minor = _release(command, said, r"release (\d+)\.(\d+)", _GET_NVCC)
     _refuse_older(str(nvcc_path), (major, minor), OLDEST_NVCC, _GET_NVCC)
     link = _cudart(nvcc_path.parents[1], origin)
     return Toolchain("cuda", command, version, (major, minor), origin, link)
 
 
-def _find_cpu(settings: Settings) -> Toolchain:
+def _find_cpu(settings: Settings, patience: float) -> Toolchain:
     if settings.cxx is not None:
         where = shutil.which(settings.cxx[0], path=settings.search_path)
         if where is None:
@@ -153,31 +155,33 @@ def _find_cpu(settings: Settings) -> Toolchain:
         if found is None:
             raise ToolchainError(f"C++ compiler: CXX is not set, no g++ or c++ in PATH; {_GET_CXX}")
         command, origin = (found,), "PATH"
-    said = _ask((*command, "--version"), settings, _GET_CXX)
+    said = _ask((*command, "--version"), settings, _GET_CXX, patience)
     version, major, minor = _release(command, said, r"(?:\)|version|\+\+) (\d+)\.(\d+)", _GET_CXX)
     oldest = OLDEST_CLANG if "clang" in said else OLDEST_GCC
     _refuse_older(" ".join(command), (major, minor), oldest, _GET_CXX)
     return Toolchain("cpu", command, version, (major, minor), origin)
 
 
-@lru_cache(maxsize=16)
-def _find(
-    kind: str, cxx: tuple[str, ...] | None, cuda_home: Path | None, search_path: str
-) -> Toolchain:
-    settings = Settings(cxx=cxx, cuda_home=cuda_home, search_path=search_path)
-    return _find_cuda(settings) if kind == "cuda" else _find_cpu(settings)
+# What was found, by all that decides it. A race between threads costs a second question.
+_found: dict[tuple[object, ...], Toolchain] = {}
 
 
-def find(kind: str, settings: Settings) -> Toolchain:
+def find(kind: str, settings: Settings, patience: float = VERSION_SECONDS) -> Toolchain:
     """The compiler for `kind` (`cuda` or `cpu`). What was found is remembered in this process.
 
     nvcc is looked for in CUDA_HOME, then PATH, then the pip packages; the C++ compiler is CXX, else
     g++, else c++. The first one there is taken: if it does not answer properly, that is an error.
 
+    Args:
+        patience: seconds that it may take to tell its version.
+
     Raises:
         ToolchainError: none is there, it is too old, or it gives no proper answer.
     """
-    return _find(kind, settings.cxx, settings.cuda_home, settings.search_path)
+    key = (kind, settings.cxx, settings.cuda_home, settings.search_path)
+    if key not in _found:
+        _found[key] = (_find_cuda if kind == "cuda" else _find_cpu)(settings, patience)
+    return _found[key]
 
 
 @lru_cache(maxsize=16)

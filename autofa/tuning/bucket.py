@@ -92,7 +92,7 @@ class BucketRun:
 
     def _find(self) -> None:
         search = self._search
-        batch = search.ask(_BATCH)
+        batch = self._begin(search.ask(_BATCH))
         while batch:
             self._control.check()
             if self._late:
@@ -110,6 +110,18 @@ class BucketRun:
                 return
             batch = coming or search.ask(_BATCH)
 
+    def _begin(self, batch: list[Variant]) -> list[Variant]:
+        """Measures the vendors that are new, and what is built of the first batch, before a
+        compiler is waited for: that may take long, or hang. Returns the rest of the batch."""
+        built = [v for v in batch if self._lab.builder.cached(v) is not None]
+        if len(built) == len(batch):
+            return batch
+        if self._lab.overlap:
+            self._order(batch)
+        vendors = [vendor for vendor in self._plan.vendors if vendor.slug not in self._rows]
+        self._screen(built, vendors)
+        return [variant for variant in batch if variant not in built]
+
     def _order(self, variants: Sequence[Variant]) -> None:
         """Has these compiled. Rows carry the fingerprints of now: where a source is edited before
         its compiler reads it, the row is not valid afterwards, which is the safe side."""
@@ -121,8 +133,8 @@ class BucketRun:
     def _late(self) -> bool:
         return time.monotonic() - self._began > self._share_s
 
-    def _screen(self, batch: Sequence[Variant]) -> None:
-        entrants = self._steps.admitted(batch, lambda: self._late)
+    def _screen(self, batch: Sequence[Variant], vendors: Sequence[Candidate] = ()) -> None:
+        entrants = self._steps.admitted([*vendors, *batch], lambda: self._late)
         if entrants:
             plan = Plan(
                 mode=self._request.mode,
@@ -159,12 +171,6 @@ class BucketRun:
             self._control.check()
             entrants = self._steps.admitted(candidates)
             plan = Plan(mode=self._request.mode, finalists=FINALISTS)
-            if self._control.left < plan.budget_s:
-                plan = Plan(
-                    mode=self._request.mode,
-                    finalists=FINALISTS,
-                    budget_s=max(1.0, self._control.left),
-                )
             self._steps.time(entrants, plan, final=True)
             self._precise.update(entrant.candidate.slug for entrant in entrants)
             # A screened candidate must never win by the luck of its few samples.

@@ -10,6 +10,7 @@ from functools import cache
 from autofa import compiler
 from autofa.bench import environment
 from autofa.bench.client import Worker, WorkerOptions
+from autofa.compiler.toolchain import VERSION_SECONDS
 from autofa.errors import ToolchainError
 from autofa.runtime import devices
 from autofa.tuning.building import Builder
@@ -18,6 +19,13 @@ from autofa.tuning.request import TuneRequest
 
 # Cores that compilers leave to the worker while it measures call times on a GPU's host.
 _SPARE_CORES = 2
+
+
+def _patience(request: TuneRequest) -> float:
+    """Seconds that the compiler may take to answer at all."""
+    if request.budget_s is None:
+        return VERSION_SECONDS
+    return min(VERSION_SECONDS, max(2.0, request.budget_s / 4))
 
 
 @contextmanager
@@ -39,7 +47,7 @@ def open_lab(request: TuneRequest, options: WorkerOptions | None = None) -> Iter
         jobs = min(compiler.default_jobs(request.settings, kind), spared)
     builder = Builder(limits, request.settings, jobs)
     try:
-        version = compiler.find(kind, request.settings).version
+        version = compiler.find(kind, request.settings, _patience(request)).version
     except ToolchainError as error:
         version = ""
         builder.problem = str(error)

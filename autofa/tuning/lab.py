@@ -27,10 +27,16 @@ class Measurer(Protocol):
         problem: Problem,
         *,
         thorough: bool = True,
+        poll: Callable[[], None] = ...,
     ) -> Outcome: ...
 
     def time(
-        self, entrants: Sequence[Entrant], problem: Problem, plan: Plan | None = None
+        self,
+        entrants: Sequence[Entrant],
+        problem: Problem,
+        plan: Plan | None = None,
+        *,
+        poll: Callable[[], None] = ...,
     ) -> TimingRun: ...
 
     def close(self) -> None: ...

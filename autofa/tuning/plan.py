@@ -15,7 +15,7 @@ from autofa.store.rows import Row
 from autofa.tuning.estimate import Load
 from autofa.tuning.hints import Hints
 from autofa.tuning.lab import Lab
-from autofa.tuning.records import cost, newest_by_slug
+from autofa.tuning.records import cost, is_screened, newest_by_slug
 from autofa.tuning.request import TuneRequest
 from autofa.tuning.search import BucketSearch, FamilySearch
 
@@ -150,11 +150,13 @@ def _final(
     stale: set[str],
     request: TuneRequest,
 ) -> tuple[Candidate, ...]:
-    """Vendors, the best few and the defaults, as far as they have no current row. Vendors are only
-    measured in the precise rounds, so one without a row tells that these did not take place."""
+    """Vendors, the best few and the defaults, as far as they have no current row. A vendor without
+    a row of precise rounds tells that these did not take place."""
     best = [r.slug for r in rank(list(known.values()), request.mode, request.registry)]
     families = dict.fromkeys(v.family.name for v in variants)
     first = {f: next(v.slug for v in variants if v.family.name == f) for f in families}
     wanted = {*best[:FINALISTS], *first.values()} & stale
-    missing: list[Candidate] = [v for v in vendors if v.slug not in known or v.slug in stale]
+    missing: list[Candidate] = [
+        v for v in vendors if v.slug not in known or v.slug in stale or is_screened(known[v.slug])
+    ]
     return (*missing, *(v for v in variants if v.slug in wanted))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable
 from dataclasses import replace
@@ -74,6 +75,19 @@ def record(
         seconds=outcome.seconds,
         provenance=made,
     )
+
+
+_SCREENED = "screened"
+
+
+def mark_screened(conditions: str) -> str:
+    """The conditions of a timing whose rows are no final ones."""
+    return json.dumps(json.loads(conditions) | {_SCREENED: True}, sort_keys=True)
+
+
+def is_screened(row: Row) -> bool:
+    """Whether its times are those of a screening, not of precise rounds."""
+    return _SCREENED in json.loads(row.provenance.details)
 
 
 def cost(row: Row, mode: str) -> float | None:

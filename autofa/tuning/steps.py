@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import uuid
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from autofa.bench.client import Entrant
@@ -15,7 +17,7 @@ from autofa.store.rows import Row
 from autofa.tuning.control import Control
 from autofa.tuning.events import Building, OnEvent
 from autofa.tuning.lab import Lab
-from autofa.tuning.records import record
+from autofa.tuning.records import mark_screened, record
 
 
 class Steps:
@@ -94,7 +96,9 @@ class Steps:
             library = self._libraries.get(candidate.slug)
             if isinstance(candidate, Variant) and library is None:
                 return None
-            outcome = self._lab.measurer.check(candidate, library, self._problem)
+            outcome = self._lab.measurer.check(
+                candidate, library, self._problem, poll=self._control.wait
+            )
             if outcome.ok or not isinstance(candidate, Variant) or not self._lost(candidate):
                 return outcome
             del self._libraries[candidate.slug]
@@ -104,13 +108,14 @@ class Steps:
     def time(self, entrants: Sequence[Entrant], plan: Plan, *, final: bool) -> None:
         """Times them together and saves their rows under one run."""
         self._control.check()
-        timed = self._lab.measurer.time(entrants, self._problem, plan)
+        timed = self._measure(entrants, plan)
         if self._lost_in(entrants, timed):
             entrants = self.admitted([entrant.candidate for entrant in entrants])
-            timed = self._lab.measurer.time(entrants, self._problem, plan)
+            timed = self._measure(entrants, plan)
             lost = self._lost_in(entrants, timed)
             entrants = [e for e in entrants if e.candidate.slug not in lost]
         run = uuid.uuid4().hex
+        conditions = timed.conditions if final else mark_screened(timed.conditions)
         outcomes = {outcome.slug: outcome for outcome in timed.outcomes}
         rows = []
         for candidate in (entrant.candidate for entrant in entrants):
@@ -124,10 +129,18 @@ class Steps:
                 outcome,
                 run=run,
                 error=self._checked[candidate.slug],
-                conditions=timed.conditions,
+                conditions=conditions,
             )
             rows.append(made)
         self._keep(rows, final)
+
+    def _measure(self, entrants: Sequence[Entrant], plan: Plan) -> TimingRun:
+        left = self._control.left
+        if left < math.inf:
+            budget = max(1.0, left)
+            # Half of it for warming up, so that those that are warm then still get their rounds.
+            plan = replace(plan, budget_s=min(plan.budget_s, budget), warm_up_s=budget / 2)
+        return self._lab.measurer.time(entrants, self._problem, plan, poll=self._control.wait)
 
     def _lost_in(self, entrants: Sequence[Entrant], timed: TimingRun) -> set[str]:
         """Slugs of those that failed for want of their library."""

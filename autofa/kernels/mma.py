@@ -8,8 +8,6 @@ from autofa.device import Limits
 from autofa.kernels.family import Constraint, Domain, HeadDims, Param, Params
 from autofa.problem import MASKS, Problem
 
-# What the kernels use of a thread's 255 registers for addresses and row statistics, as compiled.
-OTHER_REGISTERS = 40
 # Each block takes 1 KiB of the SM's shared memory besides its own.
 RESERVED_SMEM = 1024
 
@@ -58,9 +56,15 @@ def threads(p: Params, problem: Problem) -> int:
 
 
 def row_warp_registers(p: Params, problem: Problem) -> int:
-    """Per thread, where each warp keeps all scores and the whole output of its own rows, in f32."""
-    rows: int = p.block_m // p.warps
-    return rows * (columns(problem.head_dim) + int(p.block_n)) // 32 + OTHER_REGISTERS
+    """Per thread, where each warp keeps all scores and the whole output of its own rows, in f32.
+
+    The rest is what row statistics, operands, addresses and applying an explicit mask took as
+    compiled.
+    """
+    tiles: int = p.block_m // p.warps // 16
+    explicit = problem.mask in ("bool", "additive")
+    sums = tiles * (columns(problem.head_dim) + int(p.block_n)) // 2
+    return sums + 32 + 12 * tiles + (11 * tiles if explicit else 0)
 
 
 ROWS_PER_WARP = Constraint(
@@ -96,3 +100,22 @@ def shared_memory(of: Callable[[Params, Problem], int]) -> Constraint:
 def resident_blocks(smem_bytes: int, limits: Limits) -> int:
     """How many blocks an SM's shared memory holds."""
     return limits.smem_per_sm // (smem_bytes + RESERVED_SMEM)
+
+
+def occupancy(of: Callable[[Params, Problem], int]) -> Constraint:
+    """Prunes deep pipelines that leave an SM with few warps; `of` is the block's shared memory."""
+    return Constraint(
+        "occupancy",
+        "more than one stage pays only where an SM still holds eight warps",
+        lambda p, problem, limits: (
+            p.stages == 1 or resident_blocks(of(p, problem), limits) * p.warps >= 8
+        ),
+    )
+
+
+# Warps of 32 rows read keys and values half as often from shared memory.
+WIDE_BLOCKS = Constraint(
+    "wide blocks",
+    "eight warps of 16 rows are for head dims of which four warps cannot hold 32 rows",
+    lambda p, problem, limits: p.warps == 4 or columns(problem.head_dim) > 128,
+)

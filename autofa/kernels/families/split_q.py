@@ -15,24 +15,16 @@ def _smem_bytes(p: Params, problem: Problem) -> int:
 
 
 def _default(problem: Problem, limits: Limits) -> dict[str, Value]:
-    """The best of an H200 overall, and half the rows where SMs would be left without a block.
-
-    At head dim 128, tiles of 128 keys and 128 rows do not fit the registers; two stages then gain
-    1-2% where two blocks still fit on an SM, and a block that is alone loses far more.
-    """
-    columns = mma.columns(problem.head_dim)
-    p = Params(block_m=128, block_n=128, warps=4, stages=1, accumulate="f32")
-    if problem.mask in ("bool", "additive"):  # applying it takes registers too
-        p.block_n = 64
+    """What was best of an H200 overall, and half the rows where SMs would be left without one."""
+    p = Params(block_m=128, block_n=64, warps=4, stages=2, accumulate="f32")
     blocks = problem.batch * problem.heads_q * -(-problem.seqlen_q // p.block_m)
-    if columns > 128:  # 16 rows per warp: two row tiles do not fit the registers
-        p.block_m, p.block_n = 64, 64
-    elif problem.seqlen_q <= 64 or blocks <= 2 * limits.units:
+    few = problem.seqlen_q <= 64 or blocks <= 2 * limits.units
+    if few or mma.row_warp_registers(p, problem) > 240:
         p.block_m = 64
-    elif columns > 80:
-        p.block_n, p.stages = 64, 2
-        if mma.resident_blocks(_smem_bytes(p, problem), limits) < 2:
-            p.stages = 1
+    if mma.resident_blocks(_smem_bytes(p, problem), limits) < 2:
+        p.stages = 1
+    if _smem_bytes(p, problem) > limits.smem_per_block:
+        p.block_n = 32
     return dict(vars(p))
 
 
@@ -52,9 +44,11 @@ FAMILY = KernelFamily(
     ),
     constraints=(
         mma.ROWS_PER_WARP,
+        mma.WIDE_BLOCKS,
         mma.ACCUMULATION,
         mma.registers(mma.row_warp_registers),
         mma.shared_memory(_smem_bytes),
+        mma.occupancy(_smem_bytes),
     ),
     target=lambda p, limits: limits.arch,
     default=_default,

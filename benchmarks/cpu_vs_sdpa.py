@@ -140,7 +140,7 @@ def compare(problem: Problem, mask: str, ids: list[int], rounds: int) -> Row:
             statistics.median(s / o for s, o in zip(sdpa, own_times, strict=True))
             for own_times in variants
         ),
-        tuple(error / errors[0] for error in errors[1:]),
+        tuple(error / (errors[0] or error or 1.0) for error in errors[1:]),
     )
 
 

@@ -15,9 +15,10 @@ from torch.autograd import forward_ad
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 from autofa.dispatch import forcing, routes, state
+from autofa.dispatch.arguments import check_kinds
 from autofa.dispatch.routes import is_lower_right, is_plain
 from autofa.dispatch.shortcut import MEMORY, learn, restride
-from autofa.errors import NotApplicableError
+from autofa.errors import AutofaError, NotApplicableError
 from autofa.kernels.vendor import BASELINE
 from autofa.runtime.tensors import validate
 
@@ -83,32 +84,44 @@ def attention(
         and type(value) is Tensor
         and (attn_mask is None or type(attn_mask) is Tensor)
     ):
+        # The operator takes for a bool whatever is true or false, and for a float whatever can be
+        # made one; torch's own function does not.
+        if scale is not None and type(scale) is not float:
+            check_kinds(query, key, value, scale=scale)
         sdpa_wins: bool | None = False
-        if _memory.watching:
-            known = _memory.by_query.get(query.shape)
-            if known is None:
-                sdpa_wins = None
-            elif known:
-                # Written out, in the order that _signature has: calling it costs 0.1 us.
-                sdpa_wins = known.get(
-                    (
-                        key.shape,
-                        value.shape,
-                        query.dtype,
-                        query.get_device(),
-                        _num_threads(),
-                        is_causal,
-                        enable_gqa,
-                        None if attn_mask is None else (attn_mask.shape, attn_mask.dtype),
+        try:
+            usual = (
+                dropout_p == 0.0
+                and (is_causal is False or is_causal is True)
+                and (enable_gqa is False or enable_gqa is True)
+            )
+            if _memory.watching:
+                known = _memory.by_query.get(query.shape)
+                if known is None:
+                    sdpa_wins = None
+                elif known:
+                    # Written out, in the order that _signature has: calling it costs 0.1 us.
+                    sdpa_wins = known.get(
+                        (
+                            key.shape,
+                            value.shape,
+                            query.dtype,
+                            query.get_device(),
+                            _num_threads(),
+                            is_causal,
+                            enable_gqa,
+                            None if attn_mask is None else (attn_mask.shape, attn_mask.dtype),
+                        )
                     )
-                )
+        except (RuntimeError, TypeError, ValueError):  # nested tensors have no shape
+            return _elsewhere(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
         if sdpa_wins:
             # Torch's own function needs none of the questions below. An argument that is not
             # needed costs it 0.1 us, a keyword 0.4.
             if (
-                attn_mask is None
+                usual
+                and attn_mask is None
                 and scale is None
-                and not dropout_p
                 and not enable_gqa
                 and query.is_contiguous()
             ):
@@ -119,12 +132,12 @@ def attention(
                         else sdpa(query, key, value)
                     )
                 except RuntimeError as error:
-                    _explain_failure(error, query, key, value, None, is_causal, enable_gqa)
+                    _explain_failure(error, query, key, value, is_causal=is_causal)
                     raise
                 return won.contiguous()  # itself, where it is
             return _won(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
         if (
-            not dropout_p
+            usual
             and not (
                 _grad_enabled()
                 and (
@@ -183,10 +196,11 @@ def _won(
     enable_gqa: bool,
 ) -> Tensor:
     """A call that plain SDPA is known to win."""
+    call = (query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
     try:
-        out = routes.plain(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
-    except RuntimeError as error:
-        _explain_failure(error, query, key, value, attn_mask, is_causal, enable_gqa)
+        out = routes.plain(*call)
+    except Exception as error:
+        _explain_failure(error, *call)
         raise
     if out.stride() == query.stride():
         return out
@@ -204,18 +218,39 @@ def _elsewhere(
     enable_gqa: bool,
 ) -> Tensor:
     """What the direct path could not say yes to at once."""
+    call = (query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+    try:
+        return _asked(*call)
+    except Exception as error:
+        _explain_failure(error, *call)
+        raise
+
+
+def _asked(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+) -> Tensor:
+    """The call by the route that the answers to all questions leave."""
     if _state.deterministic is not _deterministic():
         _state.refresh()
+    slug = None if _state.direct else forcing.forced()
+    if slug is not None or type(is_causal) is not bool or type(enable_gqa) is not bool:
+        check_kinds(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
     if attn_mask is not None and is_plain(query) and is_plain(key):
         attn_mask, is_causal = routes.one_corner(attn_mask, is_causal, query, key)
-    slug = None if _state.direct else forcing.forced()
     reason = _state.off or routes.why_sdpa(query, key, value, attn_mask, dropout_p)
     if slug is not None and slug != BASELINE:
         if reason:
             raise forcing.not_applicable(slug, reason)
         return forcing.attend(slug, query, key, value, attn_mask, is_causal, scale, enable_gqa)
     if reason or slug is not None:
-        return _plain(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+        return routes.plain(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
     lower_right = attn_mask is not None and is_lower_right(attn_mask)
     mask = None if lower_right else attn_mask
     try:
@@ -227,34 +262,22 @@ def _elsewhere(
         return _recover(error, query, key, value, attn_mask, is_causal, scale, enable_gqa)
 
 
-def _plain(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None,
-    dropout_p: float,
-    is_causal: bool,
-    scale: float | None,
-    enable_gqa: bool,
-) -> Tensor:
-    try:
-        return routes.plain(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
-    except RuntimeError as error:
-        _explain_failure(error, query, key, value, attn_mask, is_causal, enable_gqa)
-        raise
-
-
 def _explain_failure(
-    error: RuntimeError,
+    error: Exception,
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attn_mask: Tensor | None,
-    is_causal: bool,
-    enable_gqa: bool,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
 ) -> None:
     """Raises what is wrong with the arguments, if that is what failed."""
-    if not isinstance(error, torch.OutOfMemoryError) and all(map(is_plain, (query, key, value))):
+    if isinstance(error, (torch.OutOfMemoryError, AutofaError)):
+        return
+    check_kinds(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+    if all(map(is_plain, (query, key, value))):
         validate(query, key, value, attn_mask, is_causal, enable_gqa)
 
 
@@ -271,10 +294,11 @@ def _recover(
     """The operator refused: says what is wrong with the arguments, or lets torch serve them."""
     if isinstance(error, torch.OutOfMemoryError):
         raise error
-    _explain_failure(error, query, key, value, attn_mask, is_causal, enable_gqa)
+    call = (query, key, value, attn_mask, 0.0, is_causal, scale, enable_gqa)
+    _explain_failure(error, *call)
     # A device, or a way of writing an argument, that torch takes and the operator does not.
     log.debug("the operator refused a call (%s); torch serves it", error)
-    return _plain(query, key, value, attn_mask, 0.0, is_causal, scale, enable_gqa)
+    return routes.plain(*call)
 
 
 def _traced(

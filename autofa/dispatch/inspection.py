@@ -7,6 +7,7 @@ from torch import Tensor
 
 from autofa.device import DeviceKey, Limits
 from autofa.dispatch import forcing, routes, state
+from autofa.dispatch.arguments import check_kinds
 from autofa.dispatch.explanation import Explanation
 from autofa.dispatch.ladder import Question
 from autofa.kernels.vendor import BASELINE
@@ -34,6 +35,7 @@ def explain(
         AutofaError: what `attention` would raise for the same arguments.
     """
     state.start()
+    check_kinds(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
     if attn_mask is not None and routes.is_plain(query) and routes.is_plain(key):
         attn_mask, is_causal = routes.one_corner(attn_mask, is_causal, query, key)
     reason = state.STATE.off or routes.why_sdpa(query, key, value, attn_mask, dropout_p)

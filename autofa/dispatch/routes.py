@@ -21,6 +21,8 @@ _INDIFFERENT = ("torch.utils._device", "torch._export", "torch.export", "torch.f
 def is_plain(value: object) -> bool:
     """Whether this is a tensor without a meaning of its own."""
     kind = type(value)
+    if isinstance(value, Tensor) and value.is_nested:
+        return False  # those of torch's strided layout have no type of their own
     if kind is Tensor or kind is torch.nn.Parameter:
         return True
     return kind.__module__ in _PLAIN_MODULES and isinstance(value, Tensor)
@@ -63,7 +65,9 @@ def why_sdpa(
     """Why plain SDPA serves this call whatever its shape; empty if the operator may."""
     for name, value_ in (("query", query), ("key", key), ("value", value)):
         if not is_plain(value_):
-            return f"{name} is a {type(value_).__name__}, which torch serves itself"
+            nested = isinstance(value_, Tensor) and value_.is_nested
+            kind = "nested tensor" if nested else type(value_).__name__
+            return f"{name} is a {kind}, which torch serves itself"
     tensors = [query, key, value]
     if attn_mask is not None:
         lower_right = is_lower_right(attn_mask)
@@ -71,7 +75,7 @@ def why_sdpa(
             return f"attn_mask is a {type(attn_mask).__name__}, which torch serves itself"
         if not lower_right:
             tensors.append(attn_mask)
-    if dropout_p:
+    if dropout_p != 0.0:  # not merely true: None, say, is for torch to refuse
         return "dropout"
     if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
         return "gradients are needed"

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from autofa.dispatch import routes, state
+from autofa.dispatch.arguments import check_kinds
 from autofa.dispatch.explanation import Explanation
 from autofa.dispatch.face import attention
 from autofa.dispatch.inspection import explain
@@ -79,6 +80,7 @@ def _warm_call(
     dropout_p: float = 0.0,
     is_causal: bool = False,
 ) -> Explanation:
+    check_kinds(query, key, value, attn_mask, dropout_p, is_causal)
     grouped = query.dim() > 2 and key.dim() > 2 and query.shape[-3] != key.shape[-3]
     with torch.no_grad():
         explanation = explain(

@@ -71,10 +71,69 @@ def test_noise_that_hides_the_order_is_said() -> None:
     world = World(lambda turn: generator.lognormvariate(0, 0.5))
     result, _ = world.run([1.0, 1.03, 0.97])
     assert not result.resolved
-    assert result.rounds == 63
     timing = result.timings[1]
     assert timing is not None
+    assert timing.samples == 63
     assert timing.time_spread > 0.05
+
+
+def test_disturbed_rounds_are_played_again_and_do_not_count() -> None:
+    # Somebody else's work takes the cores in two rounds of five.
+    world = World(lambda turn: 50.0 if turn % 5 in (0, 2) else 1.0 + turn % 3 / 1000)
+    result, turns = world.run([1.0, 0.8, 0.9])
+    for index, expected in ((0, 1.0), (1, 0.8), (2, 0.9)):
+        timing, baseline = result.timings[index], result.baselines[index]
+        assert timing is not None
+        assert baseline is not None
+        assert timing.time_ms == pytest.approx(expected, rel=0.01)
+        assert timing.time_spread < 0.01
+        assert timing.time_quantiles[1] < 1.1 * expected
+        assert baseline.time_spread < 0.01
+        assert timing.samples >= 15
+    assert turns[0].turns == result.rounds > 20
+
+
+def test_disturbed_rounds_end_too() -> None:
+    world = World(lambda turn: 50.0 if turn % 5 in (0, 2) else 1.0)
+    plan = Plan(screen_rounds=9, min_rounds=9, max_rounds=9, finalists=9, budget_s=1e9)
+    result, _ = world.run([1.0] * 4, plan)
+    assert result.rounds == 14
+    assert all(timing is not None and timing.samples == 9 for timing in result.timings)
+    # What is off in most rounds is nobody's disturbance.
+    world = World(lambda turn: 50.0 if turn % 3 else 1.0)
+    result, _ = world.run([1.0, 0.5], Plan(min_rounds=63, budget_s=1e9))
+    assert result.rounds == 63
+
+
+def test_rounds_without_cores_do_not_count_however_even_they_are() -> None:
+    world = World()
+    generator = random.Random(9)
+    crowded = [generator.random() < 0.7 for _ in range(1000)]
+    world.noise = lambda turn: 400.0 if crowded[turn] else 1.0
+
+    def waited() -> float:
+        # So long have threads waited: half of the time of every crowded round.
+        return sum(2.0 for r in range(1, turns[0].turns + 1) if crowded[r])
+
+    turns = [Simulated(world, ms) for ms in (1.0, 0.8)]
+    plan = Plan(budget_s=1e9)
+    result = take_turns(turns, 0, plan, lambda index: None, lambda: world.now, waited)
+    baseline, own = result.timings
+    assert baseline is not None
+    assert own is not None
+    assert baseline.time_ms == pytest.approx(1.0)
+    assert own.time_ms == pytest.approx(0.8)
+    assert result.waited == 0.0
+    # And where no round is undisturbed, all count, and the share tells.
+    world.noise = lambda turn: 1.0
+    turns = [Simulated(world, ms) for ms in (1.0, 0.8)]
+    result = take_turns(
+        turns, 0, plan, lambda index: None, lambda: world.now, lambda: 0.009 * turns[0].turns
+    )
+    assert result.waited == pytest.approx(0.5)
+    assert result.rounds == 126
+    assert result.timings[0] is not None
+    assert result.timings[0].samples == 126
 
 
 def test_the_budget_ends_the_rounds() -> None:

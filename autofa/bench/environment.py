@@ -76,10 +76,12 @@ def _gpu_state(device: torch.device) -> dict[str, object]:
         return state
 
 
-def conditions(device: torch.device) -> str:
+def conditions(device: torch.device, waited: float = 0.0) -> str:
     """The device's state now as a JSON object: clocks, power, temperature, throttling (GPU), load
-    average and threads. What cannot be read is left out. Costs a few ms on CUDA."""
+    average, threads, and `waited`, the share of the timing for which our threads had no core. What
+    cannot be read is left out. Costs a few ms on CUDA."""
     state = _gpu_state(device) if device.type == "cuda" else {}
+    state["waited"] = round(waited, 3)
     state["threads"] = torch.get_num_threads()
     with contextlib.suppress(OSError):
         state["load"] = round(os.getloadavg()[0], 2)

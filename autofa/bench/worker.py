@@ -19,7 +19,7 @@ import traceback
 import torch
 
 from autofa.bench.check import Truths, check
-from autofa.bench.clocks import CpuTurn, CudaTurn, Delay, copies_needed
+from autofa.bench.clocks import CpuTurn, CudaTurn, Delay, copies_needed, waited_s
 from autofa.bench.environment import conditions
 from autofa.bench.inputs import Inputs, another_copy
 from autofa.bench.native import Kernel, ScratchError, load
@@ -161,7 +161,11 @@ class Session:
             order = sorted(turns)
             try:
                 result = take_turns(
-                    [turns[i] for i in order], order.index(baseline), request.plan, started
+                    [turns[i] for i in order],
+                    order.index(baseline),
+                    request.plan,
+                    started,
+                    waited=waited_s,
                 )
                 break
             except (RuntimeError, MemoryError) as error:
@@ -176,7 +180,8 @@ class Session:
             else Outcome(subject.slug, "ok", "", None, *timed[index], seconds)
             for index, subject in enumerate(request.subjects)
         ]
-        return TimingRun(tuple(outcomes), result.rounds, result.resolved, conditions(self.device))
+        state = conditions(self.device, result.waited)
+        return TimingRun(tuple(outcomes), result.rounds, result.resolved, state)
 
     def _failure(self, subject: Subject, error: Exception) -> Outcome:
         status, message = classify(error, self.device)

@@ -37,8 +37,8 @@ inline int64_t clamp(int64_t value, int64_t low, int64_t high) {
   return value < low ? low : value > high ? high : value;
 }
 
-// `Params` names: dtype (as in abi.h); block_q, queries of a task; block_k, keys between two looks
-// at the largest score.
+// `Params` names: dtype (as in abi.h); block_q, queries of a task; block_k, keys whose weights are
+// added to the outputs together.
 template <class Params>
 struct Config {
   static constexpr int dtype = Params::dtype;

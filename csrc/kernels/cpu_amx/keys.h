@@ -25,10 +25,10 @@ class PackedKeys {
   explicit PackedKeys(const autofa_params& p)
       : params_(p),
         heads_(p.batch * p.heads_kv),
-        groups_(squares(p.seqlen_k)),
+        groups_(squares(seen_by_some(p))),
         key_chunks_(squares(p.head_dim)),
         value_chunks_(squares(p.head_dim_v)),
-        in_place_(p.head_dim % kSide == 0 ? p.seqlen_k / kSide : 0),
+        in_place_(p.head_dim % kSide == 0 ? smaller(p.seqlen_k / kSide, groups_) : 0),
         tasks_per_head_((groups_ + task_groups - 1) / task_groups) {
     char* at = static_cast<char*>(p.workspace);
     const auto take = [&at](int64_t bytes) {
@@ -86,41 +86,42 @@ class PackedKeys {
     }
   }
 
-  // Whether some value of the keys [begin, begin + count) is infinite or NaN.
-  bool special(int64_t head, int64_t begin, int64_t count) const {
-    bool found = false;
-    for (int64_t g = begin / kSide; g < squares(begin + count); ++g) {
-      found |= special_[head * groups_ + g];
-    }
-    return found;
+  // Whether some value of the group of the key `begin` is infinite or NaN.
+  bool special(int64_t head, int64_t begin) const {
+    return special_[head * groups_ + begin / kSide];
   }
 
   const uint16_t* values(int64_t head, int64_t begin) const {
     return values_ + head * values_size() + begin / kSide * value_chunks_ * kOperandSquare;
   }
 
-  // scores = K Q^T for the groups [begin / 32, begin / 32 + groups), by tiles.
-  void score(int64_t head, int64_t begin, int64_t groups, const uint16_t* queries, float* scores,
+  // scores = K Q^T for the group of the key `begin`.
+  void score(int64_t head, int64_t begin, const uint16_t* queries, float* scores,
              Products& products) const {
     const int64_t group = begin / kSide, row = params_.k_strides[2];
-    const int64_t lying = clamp(in_place_ - group, 0, groups);
-    const uint16_t* k = source(params_.k, params_.k_strides, head) + begin * row;
-    products.add(
-        {k, row * 2, 16 * row, kSide * row, kSide, queries, scores, lying, key_chunks_, false});
-    if (lying == groups) return;
-    products.add({packed_keys(head, group + lying), kTileRowBytes, kOperandTile,
-                  key_chunks_ * kOperandSquare, kOperandSquare, queries,
-                  scores + lying * kSumSquare, groups - lying, key_chunks_, false});
+    if (group < in_place_) {
+      const uint16_t* k = source(params_.k, params_.k_strides, head) + begin * row;
+      products.add({k, row * 2, 16 * row, 0, kSide, queries, scores, 1, key_chunks_, false});
+    } else {
+      products.add({packed_keys(head, group), kTileRowBytes, kOperandTile, 0, kOperandSquare,
+                    queries, scores, 1, key_chunks_, false});
+    }
   }
 
-  // out (+)= V^T weights for the same groups.
+  // Chunks [chunk, chunk + chunks) of out (+)= V^T weights, for groups as above.
   void combine(int64_t head, int64_t begin, int64_t groups, const uint16_t* weights, bool add,
-               float* out, Products& products) const {
-    products.add({values(head, begin), kTileRowBytes, kOperandTile, kOperandSquare,
-                  value_chunks_ * kOperandSquare, weights, out, value_chunks_, groups, add});
+               int64_t chunk, int64_t chunks, float* out, Products& products) const {
+    products.add({values(head, begin) + chunk * kOperandSquare, kTileRowBytes, kOperandTile,
+                  kOperandSquare, value_chunks_ * kOperandSquare, weights, out + chunk * kSumSquare,
+                  chunks, groups, add});
   }
 
  private:
+  // Keys that some query sees; the others are not packed.
+  static int64_t seen_by_some(const autofa_params& p) {
+    return p.causal == AUTOFA_CAUSAL_UPPER_LEFT ? smaller(p.seqlen_q, p.seqlen_k) : p.seqlen_k;
+  }
+
   int64_t values_size() const { return groups_ * value_chunks_ * kOperandSquare; }
   int64_t keys_size() const { return (groups_ - in_place_) * key_chunks_ * kOperandSquare; }
 

@@ -1,8 +1,11 @@
 // Flash attention of one panel: up to `units` units of 32 consecutive queries of one head, over all
 // the keys they may see (Dao et al., "FlashAttention", 2022, with both products transposed).
 //
-// The work is a sequence of blocks, each of one unit and up to `groups` groups of keys. While the
-// vectors turn the scores of one block into weights, the tiles multiply for its two neighbours.
+// The work is a sequence of steps, each of one unit and one group of keys. While the vectors turn
+// the scores of one step into weights, the tiles score the next and add what was weighed before to
+// the outputs. Scores live for two steps and weights for two batches of steps, so both stay in the
+// first-level cache; with scores of whole blocks the traffic to the second level took half the
+// time.
 #pragma once
 
 #include <float.h>
@@ -42,33 +45,44 @@ struct PanelMemory {
 
   // False if memory is short.
   bool allocate(int64_t head_dim, int64_t head_dim_v) {
-    constexpr int64_t scores_size = Config::groups * kSumSquare;
     constexpr int64_t weights_size = Config::groups * kOperandSquare;
     queries_size = squares(head_dim) * kOperandSquare;
     out_size = squares(head_dim_v) * kSumSquare;
-    const int64_t floats = Config::units * out_size + 2 * scores_size;
+    const int64_t floats = Config::units * out_size + 2 * kSumSquare;
     const int64_t words = Config::units * queries_size + 2 * weights_size;
     void* block = cpu::thread_scratch(floats * 4 + words * 2);
     if (!block) return false;
     scores[0] = static_cast<float*>(block);
-    scores[1] = scores[0] + scores_size;
-    out = scores[1] + scores_size;
-    weights[0] = reinterpret_cast<uint16_t*>(out + Config::units * out_size);
+    scores[1] = scores[0] + kSumSquare;
+    weights[0] = reinterpret_cast<uint16_t*>(scores[1] + kSumSquare);
     weights[1] = weights[0] + weights_size;
     queries = weights[1] + weights_size;
+    out = reinterpret_cast<float*>(queries + Config::units * queries_size);
     return true;
   }
 };
 
 template <class Config>
 class Panel {
-  // One unit's meeting with the keys [begin, begin + keys).
-  struct Block {
+  // One unit's meeting with one group of keys.
+  struct Step {
     int unit = -1;
-    int64_t begin = 0, keys = 0;
-    int buffer = 0;
+    int64_t begin = 0, end = 0;  // end of the unit's turn
+    int keys = 0;
+    int buffer = 0;  // of its scores
 
-    int64_t groups() const { return squares(keys); }
+    bool follows(const Step& other) const {
+      return unit == other.unit && begin == other.begin + kSide;
+    }
+  };
+
+  // Successive groups of one unit, weighed and not yet added to the outputs.
+  struct Batch {
+    int unit = 0;
+    int64_t begin = 0, groups = 0;
+    int buffer = 0;
+    bool add = false;              // to outputs that hold sums already
+    int64_t left = 0, shares = 0;  // chunks of outputs, and steps that they are spread over
   };
 
  public:
@@ -80,7 +94,8 @@ class Panel {
         memory_(memory),
         mask_(params, view.batch, view.head),
         units_(static_cast<int>(squares(view.queries))),
-        factor_(fabsf(params.scale) * kLog2e) {}
+        factor_(fabsf(params.scale) * kLog2e),
+        turn_(turn_of(params.head_dim + params.head_dim_v)) {}
 
   void run() {
     for (int unit = 0; unit < units_; ++unit) {
@@ -89,26 +104,29 @@ class Panel {
                    queries(unit));
       softmax_[unit].start();
     }
-    plan();
-    Block previous, current, following;
+    Step current, following;
     bool more = next(current);
-    if (more) {
-      multiply_qk(current);
-      products_.drain();
-    }
+    if (more) score(current);
+    products_.drain();
     while (more) {
       following = current;
       more = next(following);
-      const bool used = absorb(previous, current, more ? &following : nullptr);
-      previous = used ? current : Block();
+      const bool weighed = absorb(current, more ? &following : nullptr);
+      if (weighed) ++open_.groups;
+      if (!weighed || open_.groups == Config::groups || !more || !following.follows(current))
+        close();
       current = following;
     }
-    if (previous.unit >= 0) multiply_pv(previous);
-    products_.drain();
+    flush();
     for (int unit = 0; unit < units_; ++unit) finish(unit);
   }
 
  private:
+  // Keys that a unit meets before it is another's turn: half of a second-level cache of 2 MB.
+  static int64_t turn_of(int64_t dims) {
+    return clamp((int64_t{1} << 19) / dims, 8 * kSide, int64_t{1} << 19) / kSide * kSide;
+  }
+
   uint16_t* queries(int unit) const { return memory_.queries + unit * memory_.queries_size; }
   float* out(int unit) const { return memory_.out + unit * memory_.out_size; }
 
@@ -123,55 +141,69 @@ class Panel {
     return clamp(view_.diagonal + view_.first + last + 1, 0, params_.seqlen_k);
   }
 
-  // Blocks of equal size, of whole groups.
-  void plan() {
-    const int64_t groups = squares(seen_by_some(units_ - 1));
-    const int64_t blocks = (groups + Config::groups - 1) / Config::groups;
-    block_ = blocks ? (groups + blocks - 1) / blocks * kSide : kSide;
-  }
-
-  // The block after `block`: the next unit's, or the next keys of the first unit that sees them.
-  bool next(Block& block) const {
-    if (block.unit >= 0) block.buffer ^= 1;
-    for (;;) {
-      if (++block.unit == units_) {
-        block.unit = 0;
-        block.begin += block_;
-        if (block.begin >= seen_by_some(units_ - 1)) return false;
+  // The step after `step`: the next group, the next unit, or the next keys of the first unit that
+  // sees them.
+  bool next(Step& step) const {
+    if (step.unit >= 0) step.buffer ^= 1;
+    step.begin += kSide;
+    while (step.begin >= step.end) {
+      if (++step.unit == units_) {
+        step.unit = 0;
+        turn_begin_ += turn_;
       }
-      const int64_t end = seen_by_some(block.unit);
-      if (block.begin < end) {
-        block.keys = smaller(block_, end - block.begin);
-        return true;
-      }
-      if (block.unit == units_ - 1) return false;
+      if (turn_begin_ >= seen_by_some(units_ - 1)) return false;
+      step.begin = turn_begin_;
+      step.end = smaller(turn_begin_ + turn_, seen_by_some(step.unit));
     }
+    step.keys = static_cast<int>(smaller(kSide, step.end - step.begin));
+    return true;
   }
 
-  void multiply_qk(const Block& block) {
-    keys_.score(view_.kv_head, block.begin, block.groups(), queries(block.unit),
-                memory_.scores[block.buffer], products_);
+  void score(const Step& step) {
+    keys_.score(view_.kv_head, step.begin, queries(step.unit), memory_.scores[step.buffer],
+                products_);
   }
 
-  void multiply_pv(const Block& block) {
-    keys_.combine(view_.kv_head, block.begin, block.groups(), memory_.weights[block.buffer],
-                  started_[block.unit], out(block.unit), products_);
-    started_[block.unit] = true;
+  // Lets the tiles add `chunks` chunks of the closed batch.
+  void combine(int64_t chunks) {
+    const int64_t chunk = memory_.out_size / kSumSquare - closed_.left;
+    keys_.combine(view_.kv_head, closed_.begin, closed_.groups, memory_.weights[closed_.buffer],
+                  closed_.add, chunk, chunks, out(closed_.unit), products_);
+    closed_.left -= chunks;
   }
 
-  // Turns the scores of `block` into weights, and meanwhile adds `before` to the outputs and scores
-  // `after`. False if nothing of the block is to be added.
-  bool absorb(const Block& before, const Block& block, const Block* after) {
-    float* scores = memory_.scores[block.buffer];
-    uint16_t* weights = memory_.weights[block.buffer];
-    SoftmaxState& softmax = softmax_[block.unit];
+  // The open batch is complete: from now on it is being added.
+  void close() {
+    if (open_.groups == 0) return;
+    combine(closed_.left);
+    products_.drain();
+    closed_ = open_;
+    closed_.add = started_[closed_.unit];
+    closed_.left = memory_.out_size / kSumSquare;
+    closed_.shares = closed_.groups;
+    started_[closed_.unit] = true;
+    open_.groups = 0;
+    open_.buffer ^= 1;
+  }
+
+  // Adds all that is weighed.
+  void flush() {
+    close();
+    combine(closed_.left);
+    products_.drain();
+  }
+
+  // Turns the scores of `step` into weights, and meanwhile scores `after` and adds a share of the
+  // closed batch. False if the weights are not to be added.
+  bool absorb(const Step& step, const Step* after) {
+    float* scores = memory_.scores[step.buffer];
+    SoftmaxState& softmax = softmax_[step.unit];
     float factor = factor_;
-    const Seen seen = hide(block, scores, factor);
-    Floats largest[2], alpha[2];
-    bool raised = false;
-    const int64_t keys = (block.keys + 7) / 8 * 8;
-    hide_keys(block.keys, keys, scores);
+    const Seen seen = hide(step, scores, factor);
+    const int64_t keys = (step.keys + 7) / 8 * 8;
     if (seen.some_visible) {
+      hide_keys(step.keys, keys, scores);
+      Floats largest[2], alpha[2];
       largest_scores(scores, keys, largest);
       if (too_large(largest, factor)) {
         multiply_scores(scores, keys, factor);
@@ -179,50 +211,52 @@ class Panel {
         factor = 1;
       }
       for (Floats& score : largest) score = cpu::max(score * factor, cpu::broadcast(-FLT_MAX));
-      raised = softmax.raise(largest, alpha);
-    }
-    if (before.unit >= 0) multiply_pv(before);
-    if (after) multiply_qk(*after);
-    if (seen.some_visible) {
-      turn_into_weights(scores, keys, factor, softmax, weights);
-      const int64_t blank = block.groups() * kSide - keys;
-      for (int64_t key = keys; key < keys + blank; key += 2) {
-        uint16_t* at = weights + key / kSide * kOperandSquare + key % kSide / 2 * kSide;
-        memset(at, 0, kTileRowBytes);
-        memset(at + kOperandTile, 0, kTileRowBytes);
+      if (softmax.must_rise(largest)) {
+        flush();
+        softmax.rise(largest, alpha);
+        if (started_[step.unit]) rescale(out(step.unit), alpha);
       }
     }
-    products_.drain();
-    if (raised && started_[block.unit]) rescale(out(block.unit), alpha);
-    if (!seen.some_visible) return false;
-    if (seen.some_hidden && keys_.special(view_.kv_head, block.begin, block.keys)) {
-      add_by_visibility(block, scores, weights);
+    if (closed_.left > 0) combine((closed_.left + closed_.shares - 1) / closed_.shares--);
+    if (after) score(*after);
+    if (!seen.some_visible) {
+      products_.drain();
       return false;
     }
-    return true;
+    if (open_.groups == 0) {
+      open_.unit = step.unit;
+      open_.begin = step.begin;
+    }
+    uint16_t* weights = memory_.weights[open_.buffer] + open_.groups * kOperandSquare;
+    turn_into_weights(scores, keys, factor, softmax, weights);
+    products_.drain();
+    if (!seen.some_hidden || !keys_.special(view_.kv_head, step.begin)) return true;
+    flush();
+    add_by_visibility(step, scores, weights);
+    return false;
   }
 
   // Applies masks. `factor` becomes 1 where scores had to be multiplied by it.
-  Seen hide(const Block& block, float* scores, float& factor) const {
+  Seen hide(const Step& step, float* scores, float& factor) const {
     Seen seen;
     seen.some_visible = true;
     // -inf times a factor that counts as zero would be NaN.
     const bool vanishing = factor < FLT_MIN;
     if (vanishing) {
-      multiply_scores(scores, block.keys, 0);
+      multiply_scores(scores, step.keys, 0);
       factor = 1;
     }
     if (params_.mask != AUTOFA_MASK_NONE) {
-      const int64_t query = block.unit * kSide;
-      seen = mask_.apply(view_.first + query, smaller(view_.queries - query, kSide), block.begin,
-                         block.keys, factor, scores);
+      const int64_t query = step.unit * kSide;
+      seen = mask_.apply(view_.first + query, smaller(view_.queries - query, kSide), step.begin,
+                         step.keys, factor, scores);
       if (mask_.additive()) factor = 1;
     }
-    const int64_t common = seen_by_all(block.unit) - block.begin;
-    if (common < block.keys) {
+    const int64_t common = seen_by_all(step.unit) - step.begin;
+    if (common < step.keys) {
       seen.some_hidden = true;
-      hide_above_diagonal(common > 0 ? common : 0, block.keys,
-                          view_.diagonal + view_.first + block.unit * kSide - block.begin, scores);
+      hide_above_diagonal(common > 0 ? common : 0, step.keys,
+                          view_.diagonal + view_.first + step.unit * kSide - step.begin, scores);
     }
     return seen;
   }
@@ -236,7 +270,7 @@ class Panel {
     return factor != 1 && _mm512_test_epi32_mask(bits, bits) != 0;
   }
 
-  // As many steps of products for each eight keys as there are to do.
+  // With as many steps of products for each eight keys as there are to do.
   void turn_into_weights(const float* scores, int64_t keys, float factor, SoftmaxState& softmax,
                          uint16_t* weights) {
     const int64_t per_eight = (products_.todo() * 8 + keys - 1) / keys;
@@ -245,6 +279,10 @@ class Panel {
                       : per_eight == 2 ? weigh<2>
                                        : weigh<4>;
     work(scores, keys, factor, softmax, weights, products_);
+    for (int64_t pair = keys / 2; pair < kSide / 2; ++pair) {
+      memset(weights + pair * kSide, 0, kTileRowBytes);
+      memset(weights + pair * kSide + kOperandTile, 0, kTileRowBytes);
+    }
   }
 
   void rescale(float* sums, const Floats (&alpha)[2]) const {
@@ -258,25 +296,22 @@ class Panel {
 
   // out += V^T weights, one key at a time: a weight of 0 does not hide a NaN or an infinity in V,
   // so hidden pairs must not be multiplied at all.
-  void add_by_visibility(const Block& block, const float* scores, const uint16_t* weights) {
-    float* sums = out(block.unit);
-    if (!started_[block.unit]) memset(sums, 0, memory_.out_size * sizeof(float));
-    started_[block.unit] = true;
-    const uint16_t* values = keys_.values(view_.kv_head, block.begin);
-    const int64_t chunks = memory_.out_size / kSumSquare;
-    for (int64_t key = 0; key < block.keys; ++key) {
+  void add_by_visibility(const Step& step, const float* scores, const uint16_t* weights) {
+    float* sums = out(step.unit);
+    if (!started_[step.unit]) memset(sums, 0, memory_.out_size * sizeof(float));
+    started_[step.unit] = true;
+    const uint16_t* values = keys_.values(view_.kv_head, step.begin);
+    for (int64_t key = 0; key < step.keys; ++key) {
       for (int half = 0; half < 2; ++half) {
         const __m512 score = reinterpret_cast<__m512>(cpu::load(scores + sum_at(key, half)));
         const __mmask16 visible = _mm512_cmp_ps_mask(score, _mm512_set1_ps(-INFINITY), _CMP_NEQ_UQ);
         if (!visible) continue;
-        const __m512i pairs = _mm512_load_si512(weights + key / kSide * kOperandSquare +
-                                                half * kOperandTile + key % kSide / 2 * kSide);
+        const __m512i pairs = _mm512_load_si512(weights + half * kOperandTile + key / 2 * kSide);
         const __m512 weight = _mm512_castsi512_ps(
             key & 1 ? _mm512_and_si512(pairs, _mm512_set1_epi32(static_cast<int>(0xffff0000)))
                     : _mm512_slli_epi32(pairs, 16));
-        for (int64_t d = 0; d < chunks * kSide; ++d) {
-          const uint16_t word = values[(key / kSide * chunks + d / kSide) * kOperandSquare +
-                                       d % kSide * kSide + key % kSide];
+        for (int64_t d = 0; d < memory_.out_size / kSide; ++d) {
+          const uint16_t word = values[d * kSide + key];
           const __m512 value = _mm512_castsi512_ps(_mm512_set1_epi32(word << 16));
           float* at = sums + sum_at(d, half);
           _mm512_store_ps(at, _mm512_mask3_fmadd_ps(weight, value, _mm512_load_ps(at), visible));
@@ -305,10 +340,12 @@ class Panel {
   const MaskRows mask_;
   const int units_;
   const float factor_;  // scores times this are in units of log 2
-  int64_t block_ = 0;
+  const int64_t turn_;
+  mutable int64_t turn_begin_ = 0;
   Products products_;
+  Batch open_, closed_;
   SoftmaxState softmax_[Config::units];
-  bool started_[Config::units] = {};  // whether the outputs hold sums yet
+  bool started_[Config::units] = {};  // whether the outputs hold sums, or are being given them
 };
 
 }  // namespace autofa::cpu_amx

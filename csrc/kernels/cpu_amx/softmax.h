@@ -41,19 +41,22 @@ struct SoftmaxState {
     }
   }
 
-  // Takes in the largest scores of a block. True if some query's weights changed their scale:
-  // `alpha` then is the factor for what was summed before.
-  bool raise(const Floats (&largest)[2], Floats (&alpha)[2]) {
-    bool raised = false;
+  // Whether weights of scores up to `largest` could grow too large.
+  bool must_rise(const Floats (&largest)[2]) const {
+    const __m512i over =
+        reinterpret_cast<__m512i>((largest[0] > top[0] + slack) | (largest[1] > top[1] + slack));
+    return _mm512_test_epi32_mask(over, over) != 0;
+  }
+
+  // Makes weights relative to `largest` where it is larger; `alpha` is the factor for what was
+  // summed before.
+  void rise(const Floats (&largest)[2], Floats (&alpha)[2]) {
     for (int half = 0; half < 2; ++half) {
-      const Floats now = largest[half] > top[half] + slack ? largest[half] : top[half];
+      const Floats now = cpu::max(largest[half], top[half]);
       alpha[half] = cpu::exp2_nonpositive(top[half] - now);
-      raised |= _mm512_cmp_ps_mask(reinterpret_cast<__m512>(now),
-                                   reinterpret_cast<__m512>(top[half]), _CMP_NEQ_UQ) != 0;
       top[half] = now;
       sum[half] *= alpha[half];
     }
-    return raised;
   }
 };
 
@@ -86,9 +89,10 @@ inline void multiply_scores(float* scores, int64_t keys, float factor) {
 // weights is NaN all the same.
 inline __m512i pair_rows(Floats even, Floats odd) {
   const cpu::Ints half = cpu::Ints{} + 0x8000;
-  const __m512i low = reinterpret_cast<__m512i>(reinterpret_cast<cpu::Ints>(even) + half);
-  const __m512i high = reinterpret_cast<__m512i>(reinterpret_cast<cpu::Ints>(odd) + half);
-  return _mm512_mask_mov_epi16(_mm512_srli_epi32(low, 16), 0xaaaaaaaau, high);
+  const cpu::Ints low = reinterpret_cast<cpu::Ints>(even) + half;
+  const cpu::Ints high = reinterpret_cast<cpu::Ints>(odd) + half;
+  return _mm512_mask_mov_epi16(_mm512_srli_epi32(reinterpret_cast<__m512i>(low), 16), 0xaaaaaaaau,
+                               reinterpret_cast<__m512i>(high));
 }
 
 // Turns the scores of `keys` keys (a multiple of 8) into weights, adds these to the sums, and
@@ -108,9 +112,9 @@ void weigh(const float* scores, int64_t keys, float factor, SoftmaxState& state,
         const float* at = from + half * kSumTile + pair * 32;
         const Floats even = exp2_coarse(cpu::load(at) * scale - top[half]);
         const Floats odd = exp2_coarse(cpu::load(at + 16) * scale - top[half]);
+        _mm512_store_si512(to + half * kOperandTile + pair * 32, pair_rows(even, odd));
         sum[0][half] += even;
         sum[1][half] += odd;
-        _mm512_store_si512(to + half * kOperandTile + pair * 32, pair_rows(even, odd));
       }
       if constexpr (PerEight == 1) {
         if (pair == 0) products.advance<0>();

@@ -87,6 +87,37 @@ def test_everything_shows_what_failed_and_what_no_longer_holds() -> None:
     assert stale_count(ROWS, validity) == 1
 
 
+def test_rough_times_say_so_in_every_format() -> None:
+    def with_details(row: Row, details: str) -> Row:
+        return replace(row, provenance=replace(row.provenance, details=details))
+
+    rough = {
+        "torch.flash": make_row("torch.flash", 0.5, call_spread=0.35),
+        "torch.cudnn": with_details(make_row("torch.cudnn", 0.6), '{"waited": 0.45}'),
+        "torch.unfused": with_details(
+            make_row("torch.unfused", 3.0), '{"baseline_call_spread": 2.5}'
+        ),
+    }
+    notes = {
+        "torch.flash": "disturbed: known to 35% only",
+        "torch.cudnn": "disturbed: cores were taken for 45% of it",
+        "torch.unfused": "disturbed: plain SDPA beside it known to 250% only",
+    }
+    odd = with_details(make_row("torch.efficient", 0.7), '{"waited": "much", "x": [1]}')
+    entries = board([make_row(), odd, *rough.values()])
+    assert {e.kernel: e.note for e in entries if e.disturbed} == notes
+    found = {d["kernel"]: (d["disturbed"], d["note"]) for d in map(document, entries)}
+    assert found["torch.flash"] == (True, notes["torch.flash"])
+    assert found["torch.sdpa"] == (False, "")
+    for note in notes.values():
+        assert note in render(entries, "simple", mode="eager")
+    cells = csv.DictReader(io.StringIO(render(entries, "csv", mode="eager")))
+    assert {row["kernel"] for row in cells if row["disturbed"] == "true"} == set(notes)
+    # The device's own time of the first was measured well.
+    graph = board([make_row(), *rough.values()], mode="graph")
+    assert {e.kernel for e in graph if e.disturbed} == {"torch.cudnn"}
+
+
 def test_a_kernel_whose_last_run_failed_is_shown_once() -> None:
     rows = [make_row(), make_row("torch.flash", 0.5), failed("torch.flash", provenance=at(5))]
     assert kernels(board(rows)) == [(1, "torch.sdpa")]

@@ -84,6 +84,14 @@ def test_sdpa_stays_unless_beaten_by_more_than_the_noise() -> None:
     assert first([make_row(), toy(1, 0.97, call_spread=0.2)]).slug == "torch.sdpa"
 
 
+def test_a_wide_interval_of_sdpa_ties_across_a_tenth_and_no_more() -> None:
+    wide = make_row(call_spread=0.9)
+    for spread in (0.001, 0.9):
+        assert first([wide, toy(1, 1 / 1.96, call_spread=spread)]).slug == "test.toy-c1"
+        assert first([wide, toy(1, 1 / 1.14, call_spread=spread)]).slug == "test.toy-c1"
+        assert first([wide, toy(1, 1 / 1.10, call_spread=spread)]).slug == "torch.sdpa"
+
+
 def test_a_tied_challenger_that_does_not_beat_sdpa_does_not_win() -> None:
     noisy = toy(1, 0.91, call_spread=0.12)
     rows = [make_row(), toy(9, 0.90), noisy]

@@ -21,6 +21,7 @@ from autofa.errors import UsageError
 from autofa.kernels.registry import Candidate
 from autofa.problem import Problem
 from autofa.settings import Settings
+from autofa.store.doubt import doubt
 from autofa.store.repository import Repository
 from autofa.store.rows import Row
 from autofa.tuning import control
@@ -192,6 +193,57 @@ def test_a_compiler_may_take_a_part_of_the_budget_to_answer(
     settings = Settings(cxx=(str(hung),), search_path="/usr/bin:/bin", cache_dir=tmp_path)
     with open_lab(ask(db, budget_s=1.0, settings=settings)) as lab:
         assert "gave no answer in 2 s" in lab.builder.problem
+
+
+# ---- other work on the machine ----
+
+
+@dataclass
+class Crowded(Simulation):
+    """The first `crowded` precise rounds are disturbed: plain SDPA looks 50 times slower."""
+
+    crowded: int = 1
+    finals: int = 0
+    spread: float = 0.0
+
+    def time(
+        self, entrants: Sequence[Entrant], problem: Problem, plan: Plan | None = None, **how: object
+    ) -> TimingRun:
+        run = super().time(entrants, problem, plan, **how)
+        if plan is None or plan.max_rounds == plan.screen_rounds:
+            return run
+        self.finals += 1
+        if self.finals > self.crowded:
+            return run
+        outcomes = []
+        for o in run.outcomes:
+            assert o.baseline is not None
+            slow = replace(o.baseline, call_ms=50.0, call_spread=self.spread)
+            outcomes.append(replace(o, baseline=slow))
+        waited = "{}" if self.spread else '{"waited": 0.4}'
+        return replace(run, outcomes=tuple(outcomes), conditions=waited)
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.8])
+def test_disturbed_precise_rounds_are_repeated_once(db: str, spread: float) -> None:
+    sim = Crowded(times, spread=spread)
+    summary, notices = run(sim, ask(db))
+    assert summary.buckets[0].speedup == pytest.approx(2.0)
+    assert sim.finals == 2
+    assert not any(doubt(row, "eager") for row in stored(db))
+    assert notices == []
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.8])
+def test_what_stays_disturbed_is_flagged(db: str, spread: float) -> None:
+    sim = Crowded(times, crowded=1000, spread=spread)
+    _, notices = run(sim, ask(db))
+    assert sim.finals == 2
+    assert [n for n in notices if "disturbed the timing of 1 of 1 buckets" in n]
+    final = [row for row in stored(db) if row.slug == "torch.flash"][-1]
+    said = doubt(final, "eager")
+    assert ("plain SDPA beside it known to 80%" if spread else "cores were taken for 40%") in said
+    assert run(Simulation(times), ask(db))[0].measured == 0
 
 
 # ---- the cache ----

@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields
 from autofa.device import DeviceKey
 from autofa.kernels import Registry
 from autofa.problem import Bucket, Problem, bucket_of
+from autofa.store.doubt import doubt
 from autofa.store.ranking import CURRENT, Ranked, group, is_valid, newest, rank
 from autofa.store.rows import Row
 
@@ -29,7 +30,8 @@ class Entry:
         current: measured with today's kernel, torch, driver and compiler.
         usable: may be dispatched, current or not.
         tied: nothing in the bucket is faster by more than the noise.
-        note: why it failed or may not be used; empty else.
+        disturbed: other work made its times rough; the note says how.
+        note: why it failed, may not be used or is rough; empty else.
     """
 
     device: DeviceKey
@@ -47,6 +49,7 @@ class Entry:
     current: bool
     usable: bool
     tied: bool
+    disturbed: bool
     note: str
 
     def milliseconds(self, mode: str) -> float | None:
@@ -123,6 +126,7 @@ class _View:
         candidate = self.registry.find(row.slug)
         answer = self.validity(row)
         took = row.milliseconds(self.mode)
+        rough = doubt(row, self.mode)
         return Entry(
             device=row.device,
             bucket=row.bucket,
@@ -139,5 +143,6 @@ class _View:
             current=answer == CURRENT,
             usable=row.status == "ok" and is_valid(answer),
             tied=place is not None and place.tied and is_valid(answer),
-            note=row.message or ("" if is_valid(answer) else answer),
+            disturbed=bool(rough),
+            note=row.message or (rough if is_valid(answer) else answer),
         )

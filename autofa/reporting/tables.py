@@ -24,7 +24,7 @@ NOTHING = "Nothing tuned yet for this device: run `autofa tune --gpu-profile qui
 
 _MEASURED = (
     "rank", "kernel", "title", "family", "status", "time_ms", "call_ms", "tflops",
-    "speedup_vs_sdpa", "error", "current", "tied", "note",
+    "speedup_vs_sdpa", "error", "current", "tied", "disturbed", "note",
 )  # fmt: skip
 _CSV_FIELDS = ("device", "arch", "units", *BUCKET_FIELDS, *_MEASURED)
 _HEADERS = ("#", "kernel", "slug", "time ms", "call ms", "TFLOPS", "x SDPA", "error", "note")
@@ -216,6 +216,7 @@ def _csv(entries: Sequence[Entry]) -> str:
         fields |= {name: getattr(entry.bucket, name) for name in BUCKET_FIELDS}
         fields["current"] = "true" if entry.current else "false"
         fields["tied"] = "true" if entry.tied else "false"
+        fields["disturbed"] = "true" if entry.disturbed else "false"
         writer.writerow(["" if fields[n] is None else fields[n] for n in _CSV_FIELDS])
     return stream.getvalue()
 

@@ -25,8 +25,10 @@ VALID = "valid"
 # two runs differ by about 1% on a quiet machine, although each run's own interval is narrower.
 SPREAD_FLOOR = 0.005
 # However wide the intervals, what is slower than the fastest by more than this is not preferred to
-# it for being simpler. Plain SDPA is: it needs no proof.
+# it for being simpler. Plain SDPA is, as it needs no proof, but not across more than a tenth or so:
+# on a loaded machine its own interval was seen to reach over a factor of two.
 TIE_MOST = 0.02
+SDPA_TIE_MOST = 0.12
 # Half-width where a row has none: wide enough that only clear differences count.
 SPREAD_UNKNOWN = 0.05
 
@@ -158,10 +160,10 @@ def rank(rows: Sequence[Row], mode: str, registry: Registry) -> list[Ranked]:
 
     Rows that are not ok are never returned, nor is a candidate whose newest row failed at any
     shape of the bucket. A candidate is tied if nothing is faster than it by more than both
-    intervals, nor (plain SDPA excepted) by more than `TIE_MOST`. The winner is the simplest
-    (`Registry.simplicity`) of the tied; a challenger displaces `torch.sdpa` only where it is faster
-    by more than the noise. Whether rows are valid is for the caller to ask. The order of `rows`
-    does not matter.
+    intervals, nor by more than `TIE_MOST` (`SDPA_TIE_MOST` for plain SDPA). The winner is the
+    simplest (`Registry.simplicity`) of the tied; a challenger displaces `torch.sdpa` only where it
+    is faster by more than the noise or than `SDPA_TIE_MOST`. Whether rows are valid is for the
+    caller to ask. The order of `rows` does not matter.
     """
     latest = newest(rows)
     failed = {row.slug for row in latest if row.status in FAILURES}
@@ -176,18 +178,24 @@ def rank(rows: Sequence[Row], mode: str, registry: Registry) -> list[Ranked]:
         return []
 
     best_low = max(score.low for score in scores)
-    close = max(score.log for score in scores) - TIE_MOST
+    best = max(score.log for score in scores)
     tied = {
         score.slug
         for score in scores
-        if score.high >= best_low and (score.slug == BASELINE or score.log >= close)
+        if score.high >= best_low
+        and score.log >= best - (SDPA_TIE_MOST if score.slug == BASELINE else TIE_MOST)
     }
     baseline = _Score(BASELINE, 0.0, SPREAD_FLOOR, ())
     baseline = next((score for score in scores if score.slug == BASELINE), baseline)
     beats = {
         score.slug
         for score in scores
-        if score.slug != BASELINE and (not with_baseline or score.low > baseline.high)
+        if score.slug != BASELINE
+        and (
+            not with_baseline
+            or score.low > baseline.high
+            or score.log > baseline.log + SDPA_TIE_MOST
+        )
     }
     contenders = (tied & beats) if BASELINE not in tied else tied
     winner = min(contenders or tied, key=registry.simplicity)

@@ -228,6 +228,11 @@ class BucketRun:
         )
 
     @property
+    def disturbed(self) -> bool:
+        """Whether other work disturbed its last precise rounds."""
+        return self._steps.disturbed
+
+    @property
     def new_rows(self) -> Iterable[Row]:
         """The newest row of each candidate that was measured or failed now."""
         return self._new.values()

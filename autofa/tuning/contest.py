@@ -16,7 +16,7 @@ from autofa.kernels.family import Variant
 from autofa.problem import Problem
 from autofa.store.rows import Row
 from autofa.tuning.lab import Lab
-from autofa.tuning.records import record
+from autofa.tuning.records import conditions_of, record
 
 _UNFUSED = "torch.unfused"
 
@@ -126,7 +126,7 @@ def contest(
             outcome,
             run="contest",
             error=seen.error,
-            conditions=run.conditions,
+            conditions=conditions_of(run, final=True),
         )
         results.append(Result(row, seen.values))
     return results

@@ -8,10 +8,11 @@ from collections.abc import Iterable
 from dataclasses import replace
 from datetime import datetime, timezone
 
-from autofa.bench.protocol import Outcome
+from autofa.bench.protocol import Outcome, Timing, TimingRun
 from autofa.kernels.family import Variant
 from autofa.kernels.registry import Candidate
 from autofa.problem import Problem
+from autofa.store.doubt import MOST_WAITED, TOO_WIDE, number
 from autofa.store.ranking import newest
 from autofa.store.rows import Row
 from autofa.tuning.lab import Lab
@@ -78,11 +79,36 @@ def record(
 
 
 _SCREENED = "screened"
+_FEW_SAMPLES = 6
 
 
-def mark_screened(conditions: str) -> str:
-    """The conditions of a timing whose rows are no final ones."""
-    return json.dumps(json.loads(conditions) | {_SCREENED: True}, sort_keys=True)
+def conditions_of(run: TimingRun, *, final: bool) -> str:
+    """What the rows of a timing say of it: the conditions, plain SDPA's spreads, and whether their
+    times are those of a screening, not of precise rounds."""
+    details = json.loads(run.conditions)
+    baseline = _baseline(run)
+    if baseline is not None:
+        details["baseline_time_spread"] = round(baseline.time_spread, 4)
+        details["baseline_call_spread"] = round(baseline.call_spread, 4)
+    if not final:
+        details[_SCREENED] = True
+    return json.dumps(details, sort_keys=True)
+
+
+def _baseline(run: TimingRun) -> Timing | None:
+    found = [o.baseline for o in run.outcomes if o.baseline is not None]
+    return max(found, key=lambda timing: timing.samples, default=None)
+
+
+def disturbance(run: TimingRun, mode: str) -> float:
+    """How far a timing is from being usable, by what `store.doubt` asks of its rows: above 1 it
+    should be repeated. Few samples, of calls that take long, are no disturbance."""
+    waited = number(json.loads(run.conditions), "waited") / MOST_WAITED
+    baseline = _baseline(run)
+    if baseline is None or baseline.samples < _FEW_SAMPLES:
+        return waited
+    spread = baseline.call_spread if mode == "eager" else baseline.time_spread
+    return max(waited, spread / TOO_WIDE)
 
 
 def is_screened(row: Row) -> bool:

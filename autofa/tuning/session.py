@@ -68,6 +68,7 @@ class _Session:
         self._read()
         for rows in self.rows.values():
             self.hints.learn(self._valid(rows))
+        self.disturbed = 0
         self.unbuildable = False
         self.told = False
 
@@ -76,6 +77,17 @@ class _Session:
         if self.lab.builder.problem and not self.told:
             self.told = True
             self.emit(Notice(self.lab.builder.problem))
+
+    def tell_disturbance(self) -> None:
+        """Says at the end which part of the results is rough."""
+        if self.disturbed:
+            self.emit(
+                Notice(
+                    f"other work disturbed the timing of {self.disturbed} of {len(self.results)} "
+                    "buckets; `autofa report` marks what is rough: run it again with --force when "
+                    "the machine is quiet"
+                )
+            )
 
     def _read(self) -> None:
         self.rows.clear()
@@ -201,6 +213,7 @@ class _Session:
             self.results[problem] = result
             self.unbuildable |= bool(plan.unbuildable)
             self.tell_problem()
+            self.disturbed += run.disturbed
             new = list(run.new_rows)
             self.failures.update(row.status for row in new if row.status != "ok")
             if not stopped:
@@ -269,4 +282,5 @@ def tune(
             interrupted = stop.number
         except KeyboardInterrupt:
             interrupted = signal.SIGINT
+        session.tell_disturbance()
         return session.summary(interrupted)

@@ -17,11 +17,14 @@ from autofa.store.rows import Row
 from autofa.tuning.control import Control
 from autofa.tuning.events import Building, OnEvent
 from autofa.tuning.lab import Lab
-from autofa.tuning.records import mark_screened, record
+from autofa.tuning.records import conditions_of, disturbance, record
 
 
 class Steps:
     """What is built and checked for one problem so far. Not thread-safe.
+
+    Attributes:
+        disturbed: whether the last precise rounds were, twice.
 
     Args:
         keep: takes the rows of a step, and whether they are of precise rounds.
@@ -43,6 +46,7 @@ class Steps:
         self._checked: dict[str, float | None] = {}
         self._libraries: dict[str, Path | None] = {}
         self._failed: set[str] = set()
+        self.disturbed = False
 
     def unresolved(self, variants: Sequence[Variant]) -> bool:
         """Whether any of these was neither built nor recorded as failed."""
@@ -114,8 +118,10 @@ class Steps:
             timed = self._measure(entrants, plan)
             lost = self._lost_in(entrants, timed)
             entrants = [e for e in entrants if e.candidate.slug not in lost]
+        if final:
+            timed = self._again_if_disturbed(timed, entrants, plan)
         run = uuid.uuid4().hex
-        conditions = timed.conditions if final else mark_screened(timed.conditions)
+        conditions = conditions_of(timed, final=final)
         outcomes = {outcome.slug: outcome for outcome in timed.outcomes}
         rows = []
         for candidate in (entrant.candidate for entrant in entrants):
@@ -141,6 +147,19 @@ class Steps:
             # Half of it for warming up, so that those that are warm then still get their rounds.
             plan = replace(plan, budget_s=min(plan.budget_s, budget), warm_up_s=budget / 2)
         return self._lab.measurer.time(entrants, self._problem, plan, poll=self._control.wait)
+
+    def _again_if_disturbed(
+        self, timed: TimingRun, entrants: Sequence[Entrant], plan: Plan
+    ) -> TimingRun:
+        """The timing, or a second one that was disturbed less."""
+        before = disturbance(timed, plan.mode)
+        if before > 1.0 and self._control.left > plan.budget_s:
+            again = self._measure(entrants, plan)
+            sound = all(outcome.ok for outcome in again.outcomes)
+            if sound and disturbance(again, plan.mode) < before:
+                timed = again
+        self.disturbed = disturbance(timed, plan.mode) > 1.0
+        return timed
 
     def _lost_in(self, entrants: Sequence[Entrant], timed: TimingRun) -> set[str]:
         """Slugs of those that failed for want of their library."""

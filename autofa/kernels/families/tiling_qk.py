@@ -42,7 +42,7 @@ FAMILY = KernelFamily(
         mma.warps(4, 8),
         mma_columns.COLUMN_WARPS,
         mma_columns.slice_columns(32, 64, 128),
-        Param("v_keys", (16, 32, 64), "v{}", joined=True, about="keys of a piece of values"),
+        Param("v_keys", (16, 32, 64, 128), "v{}", joined=True, about="keys of a piece of values"),
         mma.stages(1, 2, 3, 4),
         mma.ACCUMULATE,
     ),

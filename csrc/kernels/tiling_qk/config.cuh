@@ -20,10 +20,11 @@ struct Config : ColumnShape<Params> {
   static constexpr int blocks_per_sm = Shape::blocks_for(v_cols);
 
   using VTile = Tile<v_keys, v_cols>;
+  using Weights = typename Shape::template WeightsIn<false>;
   static constexpr int slot_bytes =
       std::max(Shape::QTile::bytes + Shape::KTile::bytes, VTile::bytes);
   static constexpr int smem_bytes =
-      Shape::stages * slot_bytes + Shape::Weights::bytes + Shape::Exchange::bytes;
+      Shape::stages * slot_bytes + Weights::bytes + Shape::Exchange::bytes;
 };
 
 }  // namespace autofa::tiling_qk

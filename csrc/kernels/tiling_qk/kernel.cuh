@@ -25,12 +25,12 @@ __global__ void __launch_bounds__(Config<Params>::threads, Config<Params>::block
   ColumnAttention<C> attention(place, call.scale, slots + Ring::bytes);
   for (int tile = 0; tile < place.tiles.end; ++tile) {
 #pragma unroll 1
-    for (int slice = 0; slice < C::slices; ++slice) attention.add_qk(ring.next());
+    for (int slice = 0; slice < C::slices; ++slice) attention.add_qk(ring.next(tile, slice));
     attention.weigh(tile);
     // Weights that stay in registers want indices that the compiler knows.
 #pragma unroll(C::column_warps == 1 ? C::chunks : 1)
     for (int chunk = 0; chunk < C::chunks; ++chunk) {
-      const uint32_t slot = ring.next();
+      const uint32_t slot = ring.next(tile, C::slices + chunk);
       attention.template add_pv<typename C::VTile>(slot, ring.stream().value_loader(), tile,
                                                    chunk * C::v_keys, 0);
     }

@@ -14,6 +14,7 @@ namespace autofa::tiling_qk {
 template <class C>
 class Stream {
  public:
+  static constexpr int pieces = C::slices + C::chunks;
   using VLoader = TileLoader<typename C::VTile, C::threads, C::head_dim>;
 
   __device__ __forceinline__ Stream(const autofa_params& call, const ColumnPlace<C>& place)
@@ -25,20 +26,15 @@ class Stream {
                 call.v_strides[2]),
         place_(place) {}
 
-  // Starts the copies of the next piece into `slot`; none after the last.
-  __device__ __forceinline__ void load(uint32_t slot) {
-    if (tile_ >= place_.tiles.end) return;
-    const int first_key = tile_ * C::block_n;
-    if (piece_ < C::slices) {
-      const int column = piece_ * C::slice;
+  __device__ __forceinline__ void load(uint32_t slot, int tile, int piece) const {
+    if (tile >= place_.tiles.end) return;
+    const int first_key = tile * C::block_n;
+    if (piece < C::slices) {
+      const int column = piece * C::slice;
       queries_.load(slot, place_.work.first_row, place_.rows, column);
       keys_.load(slot + C::QTile::bytes, first_key, place_.keys, column);
     } else {
-      values_.load(slot, first_key + (piece_ - C::slices) * C::v_keys, place_.keys);
-    }
-    if (++piece_ == C::slices + C::chunks) {
-      piece_ = 0;
-      ++tile_;
+      values_.load(slot, first_key + (piece - C::slices) * C::v_keys, place_.keys);
     }
   }
 
@@ -49,7 +45,6 @@ class Stream {
   TileLoader<typename C::KTile, C::threads, C::head_dim> keys_;
   VLoader values_;
   const ColumnPlace<C>& place_;
-  int tile_ = 0, piece_ = 0;
 };
 
 }  // namespace autofa::tiling_qk

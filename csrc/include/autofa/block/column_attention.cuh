@@ -61,7 +61,8 @@ struct ColumnShape {
   using Mask = KeyMask<causal, mask>;
   using QTile = Tile<block_m, slice>;
   using KTile = Tile<block_n, slice>;
-  using Weights = autofa::Weights<Element, row_warps, column_warps, m_tiles, n_tiles>;
+  template <bool Gathered>
+  using WeightsIn = Weights<Element, row_warps, column_warps, m_tiles, n_tiles, Gathered>;
   using Exchange = RowExchange<row_warps, column_warps, m_tiles>;
 };
 
@@ -108,8 +109,8 @@ class ColumnAttention {
         place_.warp.column * C::keys_per_warp);
   }
 
-  // From the scores of a key tile, once all slices were added, to its weights. Between this and
-  // add_pv() lies a barrier.
+  // From the scores of a key tile, once all slices were added, to its weights. A barrier comes
+  // next, then gather_weights(), then add_pv().
   __device__ __forceinline__ void weigh(int tile) {
     if (scale_.negate_queries) negate(scores_);
     if (masks(tile)) {
@@ -124,6 +125,8 @@ class ColumnAttention {
     }
     clear_sums(scores_);
   }
+
+  __device__ __forceinline__ void gather_weights() { weights_.gather(); }
 
   // Adds weights times values for a piece of the values in `slot`: its keys from `first_key` of the
   // key tile on, its columns from `first_col` on.

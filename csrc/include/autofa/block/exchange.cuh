@@ -6,6 +6,7 @@
 
 #include "autofa/arch/element.cuh"
 #include "autofa/arch/shared_memory.cuh"
+#include "autofa/block/fragments.cuh"
 #include "autofa/block/softmax.cuh"
 
 namespace autofa {
@@ -75,13 +76,15 @@ __device__ __forceinline__ void fit_shared(OnlineSoftmax<MTiles>& softmax,
 }
 
 // The weights of one key tile as A fragments of 16 keys: in the registers of the warp that made
-// them, or, where column warps share rows, in shared memory. There each lane's four words lie side
-// by side: the lane that reads them needs just what the lane of the same number wrote.
-template <class Element, int RowWarps, int ColumnWarps, int MTiles, int NTiles>
+// them, or, where column warps share rows, in shared memory, and with `Gathered` from there in the
+// registers of all who need them. In shared memory each lane's four words lie side by side: the
+// lane that reads them needs just what the lane of the same number wrote.
+template <class Element, int RowWarps, int ColumnWarps, int MTiles, int NTiles, bool Gathered>
 class Weights {
   static constexpr int own_squares = NTiles / 2;
   static constexpr int squares = own_squares * ColumnWarps;
   static constexpr int square_bytes = 32 * 16;
+  static constexpr bool in_registers = Gathered || ColumnWarps == 1;
 
  public:
   static constexpr int bytes = ColumnWarps == 1 ? 0 : RowWarps * squares * MTiles * square_bytes;
@@ -92,38 +95,51 @@ class Weights {
 
   // Keeps the weights of the warp's own keys, those of `square` 16.
   __device__ __forceinline__ void put(const float (&weights)[MTiles][NTiles][4], int square) {
+    const int place = WarpPlace<ColumnWarps>().column * own_squares + square;
 #pragma unroll
     for (int m = 0; m < MTiles; ++m) {
-      const auto& low = weights[m][2 * square];
-      const auto& high = weights[m][2 * square + 1];
-      const uint32_t words[4] = {Element::pack(low[0], low[1]), Element::pack(low[2], low[3]),
-                                 Element::pack(high[0], high[1]), Element::pack(high[2], high[3])};
       if constexpr (ColumnWarps == 1) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) held_[square][m][i] = words[i];
+        pack_weights<Element>(held_[square][m], weights[m], square);
       } else {
-        const int place = WarpPlace<ColumnWarps>().column * own_squares + square;
+        uint32_t words[4];
+        pack_weights<Element>(words, weights[m], square);
         store_shared_16(shared_ + (place * MTiles + m) * square_bytes, words);
       }
     }
   }
 
-  // The fragments of one 16 of all the tile's keys; between put() and read() lies a barrier.
+  // To be called before read(), and after a barrier that follows put().
+  __device__ __forceinline__ void gather() {
+    if constexpr (Gathered && ColumnWarps > 1) {
+#pragma unroll
+      for (int square = 0; square < squares; ++square) {
+#pragma unroll
+        for (int m = 0; m < MTiles; ++m) load_shared_16(held_[square][m], at(square, m));
+      }
+    }
+  }
+
+  // The fragments of one 16 of all the tile's keys. In registers it wants an index that the
+  // compiler knows.
   __device__ __forceinline__ void read(uint32_t (&a)[MTiles][4], int square) const {
 #pragma unroll
     for (int m = 0; m < MTiles; ++m) {
-      if constexpr (ColumnWarps == 1) {
+      if constexpr (in_registers) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) a[m][i] = held_[square][m][i];
       } else {
-        load_shared_16(a[m], shared_ + (square * MTiles + m) * square_bytes);
+        load_shared_16(a[m], at(square, m));
       }
     }
   }
 
  private:
+  __device__ __forceinline__ uint32_t at(int square, int m) const {
+    return shared_ + (square * MTiles + m) * square_bytes;
+  }
+
   uint32_t shared_;
-  uint32_t held_[ColumnWarps == 1 ? own_squares : 1][MTiles][4];
+  uint32_t held_[in_registers ? squares : 1][MTiles][4];
 };
 
 }  // namespace autofa

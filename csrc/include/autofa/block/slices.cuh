@@ -9,7 +9,8 @@
 namespace autofa {
 
 // A ring of equal slots that the pieces of a stream pass through in turn, each loaded Stages - 1
-// pieces ahead. `Stream` has load(target), which starts the copies of its next piece, if any.
+// pieces ahead. `Stream` has `pieces`, how many a key tile has, and load(slot, tile, piece), which
+// starts the copies of one, if there is such a tile.
 template <class Stream, int Stages, int SlotBytes>
 class SlotRing {
  public:
@@ -18,15 +19,15 @@ class SlotRing {
   __device__ __forceinline__ SlotRing(uint32_t shared, const Stream& stream)
       : stream_(stream), shared_(shared) {
 #pragma unroll
-    for (int i = 0; i < Stages - 1; ++i) fetch();
+    for (int piece = 0; piece < Stages - 1; ++piece) fetch(0, piece);
   }
 
-  // The slot of the next piece, loaded. All threads call it together, and have then done with the
-  // piece before.
-  __device__ __forceinline__ uint32_t next() {
+  // The slot of a piece, loaded. All threads call it together for each in turn, and have then done
+  // with the piece before.
+  __device__ __forceinline__ uint32_t next(int tile, int piece) {
     if constexpr (Stages > 1) cp_async_wait<Stages - 2>();
     __syncthreads();
-    fetch();
+    fetch(tile, piece + Stages - 1);
     if constexpr (Stages == 1) {
       cp_async_wait<0>();
       __syncthreads();
@@ -39,8 +40,10 @@ class SlotRing {
   __device__ __forceinline__ const Stream& stream() const { return stream_; }
 
  private:
-  __device__ __forceinline__ void fetch() {
-    stream_.load(shared_ + write_ * SlotBytes);
+  // `piece` counts from the tile's first and may lie in a later tile.
+  __device__ __forceinline__ void fetch(int tile, int piece) {
+    stream_.load(shared_ + write_ * SlotBytes, tile + piece / Stream::pieces,
+                 piece % Stream::pieces);
     cp_async_commit();
     write_ = write_ + 1 == Stages ? 0 : write_ + 1;
   }

@@ -1,0 +1,49 @@
+// Attention for large head dims on mma.sync: queries, keys and values all pass through shared
+// memory in slices of the head dim, so that it is as little for every head dim; the output's
+// columns are accumulated slice by slice.
+#pragma once
+
+#include "autofa/abi.h"
+#include "autofa/block/column_attention.cuh"
+#include "autofa/block/launch.cuh"
+#include "autofa/block/slices.cuh"
+#include "config.cuh"
+#include "stream.cuh"
+
+namespace autofa::tiling_qkv {
+
+template <class Params>
+__global__ void __launch_bounds__(Config<Params>::threads, Config<Params>::blocks_per_sm)
+    forward(const __grid_constant__ autofa_params call) {
+  using C = Config<Params>;
+  using Ring = SlotRing<Stream<C>, C::stages, C::slot_bytes>;
+  extern __shared__ __align__(128) unsigned char shared[];
+  const uint32_t slots = shared_address(shared);
+
+  const ColumnPlace<C> place(call);
+  Ring ring(slots, Stream<C>(call, place));
+  ColumnAttention<C> attention(place, call.scale, slots + Ring::bytes);
+  for (int tile = 0; tile < place.tiles.end; ++tile) {
+#pragma unroll 1
+    for (int slice = 0; slice < C::slices; ++slice) attention.add_qk(ring.next(tile, slice));
+    attention.weigh(tile);
+#pragma unroll
+    for (int slice = 0; slice < C::slices; ++slice) {
+      const uint32_t slot = ring.next(tile, C::slices + slice);
+      if (slice == 0) attention.gather_weights();
+      attention.template add_pv<typename C::VTile>(slot, ring.stream().value_loader(), tile, 0,
+                                                   slice * C::slice);
+    }
+  }
+  attention.store(call);
+}
+
+template <class Params>
+struct Kernel : RowBlockKernel<Config<Params>> {
+  static int32_t launch(const autofa_params& call, const autofa_executor&, void* stream) {
+    static KernelLauncher launcher(&forward<Params>);
+    return Kernel::launch_blocks(launcher, call, stream);
+  }
+};
+
+}  // namespace autofa::tiling_qkv

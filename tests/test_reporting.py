@@ -100,7 +100,7 @@ def test_rough_times_say_so_in_every_format() -> None:
     }
     notes = {
         "torch.flash": "disturbed: known to 35% only",
-        "torch.cudnn": "disturbed: cores were taken for 45% of it",
+        "torch.cudnn": "disturbed: its threads had to wait for cores",
         "torch.unfused": "disturbed: plain SDPA beside it known to 250% only",
     }
     odd = with_details(make_row("torch.efficient", 0.7), '{"waited": "much", "x": [1]}')

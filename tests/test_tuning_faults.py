@@ -242,7 +242,9 @@ def test_what_stays_disturbed_is_flagged(db: str, spread: float) -> None:
     assert [n for n in notices if "disturbed the timing of 1 of 1 buckets" in n]
     final = [row for row in stored(db) if row.slug == "torch.flash"][-1]
     said = doubt(final, "eager")
-    assert ("plain SDPA beside it known to 80%" if spread else "cores were taken for 40%") in said
+    assert (
+        "plain SDPA beside it known to 80%" if spread else "its threads had to wait for cores"
+    ) in said
     assert run(Simulation(times), ask(db))[0].measured == 0
 
 

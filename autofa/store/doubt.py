@@ -29,7 +29,7 @@ def doubt(row: Row, mode: str) -> str:
     base = detail(row, f"baseline_{'call' if mode == 'eager' else 'time'}_spread")
     waited = detail(row, "waited")
     reasons = (
-        (waited > MOST_WAITED, f"cores were taken for {waited:.0%} of it"),
+        (waited > MOST_WAITED, "its threads had to wait for cores"),
         (spread > TOO_WIDE, f"known to {spread:.0%} only"),
         (base > TOO_WIDE, f"plain SDPA beside it known to {base:.0%} only"),
     )

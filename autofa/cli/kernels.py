@@ -12,7 +12,10 @@ from autofa.device import Limits, cpu_limits, named_limits
 from autofa.kernels import REGISTRY
 from autofa.kernels.catalog import Listing, listing
 from autofa.kernels.family import KernelFamily
+from autofa.runtime.presence import cuda_driver
 
+# What variants are counted at: all head dims that `build` has took seconds per architecture.
+HEAD_DIMS = (64, 128, 256, 512, 1024)
 ARCHS = {"cuda": ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_120"), "cpu": ("x86-64-v3", "x86-64-v4")}
 
 
@@ -26,19 +29,24 @@ class _Row:
 def _limits_here(kind: str) -> Limits | None:
     if kind == "cpu":
         return cpu_limits()
+    if not cuda_driver():
+        return None
     from autofa.runtime import devices
 
     return devices.limits(devices.find_device("cuda")) if devices.cuda_problem() is None else None
 
 
-def _row(family: KernelFamily, named: Limits | None) -> _Row:
-    kind = family.domain.device
-    here = _limits_here(kind)
-    archs = ARCHS[kind] if named is None else (named.arch,) if named.kind == kind else ()
+def _row(family: KernelFamily, named: Limits | None, here: Limits | None) -> _Row:
+    archs = ARCHS[family.domain.device] if named is None else (named.arch,)
+    dims = tuple(dim for dim in HEAD_DIMS if dim in family.domain.head_dims)
+
+    def found(limits: Limits) -> Listing:
+        return listing(family, limits, dims or None)
+
     return _Row(
         family,
-        tuple((arch, listing(family, named_limits(arch))) for arch in archs),
-        here is not None and bool(listing(family, here).legal),
+        tuple((arch, found(named_limits(arch))) for arch in archs),
+        here is not None and bool(found(here).points),
     )
 
 
@@ -48,9 +56,19 @@ def _row(family: KernelFamily, named: Limits | None) -> _Row:
 )
 @format_option(("simple", "github", "json"))
 def kernels(limits_name: str | None, form: str) -> None:
-    """The kernel families, their parameters, constraints and legal variants per architecture."""
+    """The kernel families, their parameters, constraints and legal variants per architecture.
+
+    Variants are counted over all dtypes and masks and, where a family serves them, head dims 64,
+    128, 256, 512 and 1024. With --limits, only the families of that kind of device are shown.
+    """
     named = named_limits(limits_name) if limits_name is not None else None
-    rows = [_row(family, named) for family in REGISTRY.families]
+    kinds = ARCHS if named is None else (named.kind,)
+    here = {kind: _limits_here(kind) for kind in kinds}
+    rows = [
+        _row(family, named, here[family.domain.device])
+        for family in REGISTRY.families
+        if family.domain.device in kinds
+    ]
     if form == "json":
         echo_json([_as_json(row) for row in rows])
         return
@@ -72,7 +90,7 @@ def _as_json(row: _Row) -> dict[str, object]:
             {"name": p.name, "values": list(p.values), "about": p.about} for p in row.family.params
         ],
         "constraints": [{"name": c.name, "reason": c.reason} for c in row.family.constraints],
-        "counts": {a: {"legal": len(x.legal), "total": x.total} for a, x in row.listings},
+        "counts": {a: {"legal": len(x.points), "total": x.total} for a, x in row.listings},
         "runs_here": row.runs_here,
     }
 
@@ -88,10 +106,10 @@ def _print(row: _Row, form: str) -> None:
     click.echo(tabulate(params, ("parameter", "values", "what it is"), tablefmt=form))
     for constraint in family.constraints:
         click.echo(f"  constraint {constraint.name}: {constraint.reason}")
-    counts = [(arch, len(found.legal), found.total) for arch, found in row.listings]
+    counts = [(arch, len(found.points), found.total) for arch, found in row.listings]
     click.echo(tabulate(counts, ("architecture", "legal variants", "of"), tablefmt=form))
     for arch, found in row.listings:
-        if not found.legal:
+        if not found.points:
             for reason, count in found.refused:
                 click.echo(f"  {arch}: {count} points refused: {reason}")
     click.echo()

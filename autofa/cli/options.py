@@ -117,3 +117,13 @@ def split_names(text: str | None) -> tuple[str, ...] | None:
             explain_bad("list", text, "names separated by commas", "give at least one")
         )
     return names
+
+
+def duration(seconds: float) -> str:
+    """`7 s`, `3 min 20 s`, `1 h 5 min`: two units at most, never more exact than it is."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"

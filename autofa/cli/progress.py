@@ -10,6 +10,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
+from autofa.cli.options import duration
 from autofa.tuning.events import (
     BucketDone,
     BucketResult,
@@ -22,16 +23,6 @@ from autofa.tuning.events import (
     OnEvent,
     TuneStarted,
 )
-
-
-def duration(seconds: float) -> str:
-    """`7 s`, `3 min 20 s`, `1 h 5 min`: two units at most, never more exact than it is."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
 def _bucket_line(result: BucketResult) -> str:

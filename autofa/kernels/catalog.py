@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from autofa.device import Limits
-from autofa.kernels.family import KernelFamily, Variant
+from autofa.kernels.family import KernelFamily, Params, Value, Variant
 from autofa.problem import Problem
 
 # Head dims that stand for a range when a declaration gives one.
@@ -18,14 +20,22 @@ class Listing:
     """The variants of one family on one architecture.
 
     Attributes:
-        legal: the distinct variants that some problem may use, in declared order.
+        points: of each distinct variant that some problem may use: its values, and that problem.
         total: distinct points of the space, legal or not.
         refused: reason -> how many points it refuses.
     """
 
-    legal: tuple[Variant, ...]
+    family: KernelFamily
+    points: tuple[tuple[tuple[Value, ...], Problem], ...]
     total: int
     refused: tuple[tuple[str, int], ...]
+
+    @property
+    def legal(self) -> list[Variant]:
+        """The variants, in declared order."""
+        names = [param.name for param in self.family.params]
+        variant = self.family.variant
+        return [variant(dict(zip(names, v, strict=True)), problem) for v, problem in self.points]
 
 
 def head_dims_of(family: KernelFamily) -> tuple[int, ...]:
@@ -42,24 +52,64 @@ def _served(family: KernelFamily, dtype: str, dim: int, mask: str, limits: Limit
     return one_query if [r is None for r in refusals] == [False, True] else long
 
 
+# (seqlen_q, seqlen_k): one query, short, and long enough to fill a small and a large GPU.
+_USUAL_LENGTHS = ((1, 8192), (128, 128), (1024, 1024), (8192, 8192))
+_USUAL_MASKS = ("none", "causal")
+# An architecture by name has no number of SMs; with this one, both kinds of defaults are met.
+_USUAL_UNITS = 108
+
+
+def defaults(family: KernelFamily, limits: Limits) -> tuple[Variant, ...]:
+    """The variants that calls of usual shapes get unmeasured: no explicit masks."""
+    if limits.kind == "cuda":
+        limits = replace(limits, units=max(limits.units, _USUAL_UNITS))
+    found: dict[str, Variant] = {}
+    for dtype in family.domain.dtypes:
+        for mask in _USUAL_MASKS:
+            for dim in head_dims_of(family):
+                for seqlen_q, seqlen_k in _USUAL_LENGTHS:
+                    sizes = (1, 8, 8, seqlen_q, seqlen_k, dim, dim)
+                    problem = Problem(dtype, *sizes, mask, family.domain.device)
+                    variant = family.default_variant(problem, limits)
+                    if variant is not None:
+                        found.setdefault(variant.slug, variant)
+    return tuple(found.values())
+
+
 def listing(
     family: KernelFamily, limits: Limits, head_dims: Sequence[int] | None = None
 ) -> Listing:
-    """Every variant of `family` for `limits`, over its dtypes, masks and head dims."""
-    legal: dict[str, Variant] = {}
-    total: set[str] = set()
-    refused: dict[str, int] = {}
-    for dtype in family.domain.dtypes:
-        for mask in family.domain.masks:
-            for dim in head_dims_of(family) if head_dims is None else head_dims:
-                if dim not in family.domain.head_dims:
-                    continue
-                problem = _served(family, dtype, dim, mask, limits)
-                for variant in family.points(problem):
-                    total.add(variant.slug)
-                    reason = variant.refusal(problem, limits)
-                    if reason is None:
-                        legal.setdefault(variant.slug, variant)
-                    else:
-                        refused[reason] = refused.get(reason, 0) + 1
-    return Listing(tuple(legal.values()), len(total), tuple(sorted(refused.items())))
+    """Every variant of `family` for `limits`, over its dtypes, masks and head dims.
+
+    A family has up to a million points, so this asks the constraints and makes no `Variant`.
+    """
+    names = [param.name for param in family.params]
+    space = [
+        (values, Params(**dict(zip(names, values, strict=True))))
+        for values in itertools.product(*(param.values for param in family.params))
+    ]
+    rules = [(c.holds, f"{c.name}: {c.reason}") for c in family.constraints]
+    legal: dict[tuple[object, ...], tuple[tuple[Value, ...], Problem]] = {}
+    kinds: set[tuple[object, ...]] = set()
+    refused: Counter[str] = Counter()
+    dims = head_dims_of(family) if head_dims is None else head_dims
+    domain = family.domain
+    for dtype, mask, dim in itertools.product(domain.dtypes, domain.masks, dims):
+        if dim not in domain.head_dims:
+            continue
+        problem = _served(family, dtype, dim, mask, limits)
+        kind = tuple(getattr(problem, name) for name in family.specialised)
+        kinds.add(kind)
+        reason = domain.refusal(problem, limits)
+        if reason is not None:
+            refused[reason] += len(space)
+            continue
+        for values, params in space:
+            for holds, why in rules:
+                if not holds(params, problem, limits):
+                    refused[why] += 1
+                    break
+            else:
+                legal.setdefault((kind, values), (values, problem))
+    total = len(kinds) * len(space)
+    return Listing(family, tuple(legal.values()), total, tuple(sorted(refused.items())))

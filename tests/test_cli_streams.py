@@ -94,7 +94,7 @@ def test_tune_says_each_result_once_per_place(
             on_event(BucketDone(result))
         return Summary(cpu_key(2), "db", (fresh, known, cut), 3, 6, 3, 0, (), 2.0)
 
-    monkeypatch.setattr(tune, "run", run)
+    monkeypatch.setattr("autofa.tuning.session.tune", run)
     monkeypatch.setattr(tune, "go_to_one_place", lambda out, err: one_place)
     assert _run(["tune", "--device", "cpu"]) == 0
     out, err = capsys.readouterr()

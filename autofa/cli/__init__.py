@@ -15,15 +15,15 @@ from autofa._version import __version__
 from autofa.cli.streams import Output
 from autofa.errors import AutofaError
 
-# command -> (module, attribute); a command's module is imported when it is asked for.
+# command -> its first line of help; `autofa.cli.<command>` is imported when it is asked for.
 COMMANDS = {
-    "tune": ("autofa.cli.tune", "tune"),
-    "report": ("autofa.cli.report", "report"),
-    "bench": ("autofa.cli.bench", "bench"),
-    "kernels": ("autofa.cli.kernels", "kernels"),
-    "build": ("autofa.cli.build", "build"),
-    "explain": ("autofa.cli.explain", "explain"),
-    "db": ("autofa.cli.db", "db"),
+    "tune": "Measure every candidate kernel and keep the results.",
+    "report": "Print the leaderboard: per shape, every kernel measured, best first.",
+    "bench": "Build, check and time every kernel at one shape, side by side.",
+    "kernels": "The kernel families, their parameters, constraints and legal variants.",
+    "build": "Compile variants ahead of time and print what each uses.",
+    "explain": "Say which kernel `autofa.attention` uses for a shape.",
+    "db": "Where the measurements are.",
 }
 
 
@@ -36,10 +36,13 @@ class _Commands(click.Group):
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         if name not in COMMANDS:
             return None
-        module, attribute = COMMANDS[name]
-        command = getattr(importlib.import_module(module), attribute)
+        command = getattr(importlib.import_module(f"autofa.cli.{name}"), name)
         assert isinstance(command, click.Command)
         return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

@@ -6,6 +6,7 @@ import csv
 import json
 import sys
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import click
 
@@ -16,9 +17,10 @@ from autofa.problem import Problem, check, parse_dtype
 from autofa.reporting.leaderboard import leaderboard
 from autofa.reporting.tables import Contender, document, fit, head_to_head
 from autofa.store.ranking import CURRENT
-from autofa.tuning.contest import Field, Result, contest, contestants
-from autofa.tuning.hardware import open_lab
 from autofa.tuning.request import TuneRequest
+
+if TYPE_CHECKING:
+    from autofa.tuning.contest import Result
 
 _FORMATS = ("simple", "csv", "json")
 
@@ -76,6 +78,8 @@ def bench(
         )
     )
     from autofa.runtime import devices
+    from autofa.tuning.contest import Field, contest, contestants
+    from autofa.tuning.hardware import open_lab
 
     place = devices.find_device(device)
     problem = replace(

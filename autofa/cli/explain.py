@@ -7,9 +7,7 @@ from dataclasses import replace
 import click
 
 from autofa.cli.options import default_dtype, device_option, mode_option, shape_option
-from autofa.dispatch.inspection import explain_problem
 from autofa.problem import parse_dtype, parse_shape
-from autofa.runtime import devices
 
 
 @click.command()
@@ -23,6 +21,9 @@ def explain(shape: str, dtype: str | None, causal: bool, mode: str, device: str 
     if dtype is not None:
         parse_dtype(dtype)  # the names are checked before the device is looked for
     problem = parse_shape(shape, mask="causal" if causal else "none")
+    from autofa.dispatch.inspection import explain_problem
+    from autofa.runtime import devices
+
     where = devices.find_device(device)
     wanted = parse_dtype(dtype or default_dtype(where.type))
     problem = replace(problem, dtype=wanted, device=where.type)

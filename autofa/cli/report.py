@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import click
 
 from autofa import compiler
+from autofa._version import __version__
 from autofa.cli.options import database_of, db_option, format_option, mode_option, read_settings
-from autofa.device import DeviceKey
+from autofa.device import DeviceKey, cpu_key
 from autofa.errors import StoreUnwritableError, ToolchainError, UsageError, explain_bad
 from autofa.kernels import REGISTRY
 from autofa.problem import MASKS, Problem, parse_shape
 from autofa.reporting.leaderboard import leaderboard, stale_count
 from autofa.reporting.tables import fit, render
+from autofa.runtime.presence import cuda_driver, torch_version
 from autofa.settings import Settings
 from autofa.store.ranking import validity
 from autofa.store.repository import Repository
@@ -23,33 +26,48 @@ from autofa.store.rows import Provenance
 
 
 def _chosen(named: str | None, stored: list[DeviceKey]) -> list[DeviceKey]:
-    """The devices to report: all of that name, or the ones of this machine."""
+    """The devices to report: all of that name, or this machine's GPU and its CPU, the latter with
+    any number of threads."""
     if named is not None:
         found = [key for key in stored if named in (key.name, str(key))]
         if not found and stored:
             names = ", ".join(sorted({key.name for key in stored}))
             raise UsageError(explain_bad("--device", named, names, "name one of these"))
         return found
-    from autofa.runtime import devices
+    # A CPU by its model: how many threads torch would use now only torch knows.
+    cpu = replace(cpu_key(1), units=0)
+    here = [key for key in stored if replace(key, units=0) == cpu]
+    if any(key.kind == "cuda" for key in stored) and cuda_driver():
+        from autofa.runtime import devices
 
-    places = [devices.find_device(None), devices.find_device("cpu")]
-    here = {devices.device_key(place): None for place in places}
-    return [key for key in here if key in stored]
+        place = devices.find_device(None)
+        if place.type == "cuda" and devices.device_key(place) in stored:
+            here.insert(0, devices.device_key(place))
+    return here
 
 
 def _today(key: DeviceKey, settings: Settings) -> Provenance | None:
-    """What a measurement made now would be made with; None for a device that is not here."""
-    from autofa.bench.environment import provenance
-    from autofa.runtime import devices
+    """What a measurement made now would be made with, as far as it is compared; None for a device
+    that is not here."""
+    driver = ""
+    if key.kind == "cpu":
+        if replace(key, units=1) != cpu_key(1):
+            return None
+    else:
+        if not cuda_driver():
+            return None
+        from autofa.bench.environment import provenance
+        from autofa.runtime import devices
 
-    place = devices.find_device("cpu" if key.kind == "cpu" else None)
-    if devices.device_key(place) != key:
-        return None
+        place = devices.find_device(None)
+        if devices.device_key(place) != key:
+            return None
+        driver = provenance(place, "").driver
     try:
         version = compiler.find(key.kind, settings).version
     except ToolchainError:
         version = ""
-    return provenance(place, version)
+    return Provenance(__version__, torch_version(), "", driver, version, "", "")
 
 
 def _problems(shape: str | None, kind: str) -> list[Problem]:

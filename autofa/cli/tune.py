@@ -13,7 +13,6 @@ from autofa.problem import Problem, parse_dtype
 from autofa.tuning.control import signals_interrupt
 from autofa.tuning.events import BucketDone, Event
 from autofa.tuning.request import TuneRequest, make_request
-from autofa.tuning.session import tune as run
 
 
 def _device(asked: str | None) -> str:
@@ -89,6 +88,8 @@ def tune(
     # Arguments are checked before torch is loaded and the device looked for.
     request_on("cpu" if device == "cpu" else "cuda")
     request = request_on(_device(device))
+    from autofa.tuning.session import tune as run
+
     told: set[Problem] = set()
     with signals_interrupt(), shown() as show:
 

@@ -11,6 +11,7 @@ AutofaError
 `-- StoreError (RuntimeError)           the database cannot be used                exit code 1
     |-- StoreUnwritableError
     |-- StoreCorruptError
+    |-- StoreLockedError
     `-- StoreTooNewError
 """
 
@@ -63,6 +64,10 @@ class StoreUnwritableError(StoreError):
 
 class StoreCorruptError(StoreError):
     """The file is not a database, or a damaged one."""
+
+
+class StoreLockedError(StoreError):
+    """Another process holds the database's lock, and did for as long as was waited for it."""
 
 
 class StoreTooNewError(StoreError):

@@ -16,7 +16,13 @@ from typing import Any
 import pytest
 from store_samples import H200, fill, make_row
 
-from autofa.errors import StoreCorruptError, StoreError, StoreTooNewError, StoreUnwritableError
+from autofa.errors import (
+    StoreCorruptError,
+    StoreError,
+    StoreLockedError,
+    StoreTooNewError,
+    StoreUnwritableError,
+)
 from autofa.store import files, reader
 from autofa.store.repository import Repository
 
@@ -140,7 +146,7 @@ def test_a_writer_waits_and_then_says_so(filled: Path) -> None:
         other.execute("BEGIN IMMEDIATE")
         with (
             Repository.open(filled, write=True, timeout=0.1) as repository,
-            pytest.raises(StoreError, match="lock held by another'; supported: a database"),
+            pytest.raises(StoreLockedError, match="lock held by another'; supported: a database"),
         ):
             repository.add([make_row("torch.flash")])
         release = threading.Timer(0.2, lambda: other.execute("ROLLBACK"))
@@ -268,7 +274,12 @@ def no_revision(path: Path) -> None:
         connection.execute("DELETE FROM autofa_alembic_version")
 
 
-DAMAGES = [random_bytes, cut_in_half, overwritten, no_revision]
+def a_table_lost(path: Path) -> None:
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("DROP TABLE autofa_provenance")
+
+
+DAMAGES = [random_bytes, cut_in_half, overwritten, no_revision, a_table_lost]
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
@@ -352,6 +363,27 @@ def test_a_newer_file_whose_view_has_changed_is_too_new(filled: Path) -> None:
         connection.execute("DROP VIEW autofa_dispatch")
     with pytest.raises(StoreTooNewError):
         reader.read(filled, H200)
+
+
+def test_a_lost_view_is_told_and_made_anew(filled: Path) -> None:
+    def view() -> str:
+        query = "SELECT sql FROM sqlite_master WHERE name = 'autofa_dispatch'"
+        with closing(sqlite3.connect(filled)) as connection:
+            return str(connection.execute(query).fetchone()[0])
+
+    before = view()
+    with closing(sqlite3.connect(filled)) as connection, connection:
+        connection.execute("DROP VIEW autofa_dispatch")
+    with pytest.raises(StoreError, match=r"no view autofa_dispatch.*`autofa tune` makes it anew"):
+        reader.read(filled, H200)
+    with Repository.open(filled, write=False) as repository:
+        assert repository.rows() == [make_row()]
+    Repository.open(filled, write=True).close()
+    assert view() == before
+    assert reader.read(filled, H200) == [make_row()]
+    assert {p.name for p in filled.parent.iterdir()} <= {
+        "autofa.db", "autofa.db-wal", "autofa.db-shm",
+    }  # fmt: skip
 
 
 def test_a_crashed_writers_journal_is_rolled_back(filled: Path) -> None:

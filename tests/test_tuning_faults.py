@@ -3,9 +3,11 @@ the database's lock, somebody else's load."""
 
 from __future__ import annotations
 
+import sqlite3
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,15 +19,15 @@ from autofa.bench import memory
 from autofa.bench.client import Entrant, NoRoomError
 from autofa.bench.protocol import Outcome, Plan, TimingRun
 from autofa.compiler import Build
-from autofa.errors import UsageError
+from autofa.errors import StoreLockedError, UsageError
 from autofa.kernels.registry import Candidate
 from autofa.problem import Problem
 from autofa.settings import Settings
 from autofa.store.doubt import doubt
 from autofa.store.repository import Repository
 from autofa.store.rows import Row
-from autofa.tuning import control
-from autofa.tuning.events import Event, Notice, Summary
+from autofa.tuning import control, session
+from autofa.tuning.events import BucketDone, Event, Notice, Summary
 from autofa.tuning.hardware import open_lab
 from autofa.tuning.request import TuneRequest
 from autofa.tuning.session import tune
@@ -302,3 +304,59 @@ def test_a_cache_that_keeps_nothing_leaves_no_failure_behind(db: str, when: str)
     assert sim.victim not in {row.slug for row in stored(db)}
     assert summary.failed == 0
     assert "sim.own-mx1" in {row.slug for row in stored(db)}
+
+
+# ---- the database's lock ----
+
+
+@pytest.fixture
+def holder(db: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[sqlite3.Connection]:
+    """Another process's connection to the database, not yet holding its lock."""
+    monkeypatch.setattr(session, "LOCK_S", 0.05)
+    Repository.open(db, write=True).close()
+    with closing(sqlite3.connect(db, isolation_level=None, check_same_thread=False)) as connection:
+        yield connection
+
+
+def test_results_are_kept_while_another_holds_the_database(
+    db: str, holder: sqlite3.Connection
+) -> None:
+    sim = Simulation(times)
+    sim.on_step = lambda: holder.in_transaction or holder.execute("BEGIN IMMEDIATE")  # type: ignore[assignment]
+    release = threading.Timer(1.0, lambda: holder.execute("ROLLBACK"))
+    finish = sim.close
+
+    def close() -> None:
+        finish()
+        release.join()
+
+    sim.close = close  # type: ignore[method-assign]
+    monitored: list[Event] = []
+
+    def listen(event: Event) -> None:
+        monitored.append(event)
+        if isinstance(event, BucketDone) and len(sim.checked) > 8:
+            sim.on_step = lambda: None
+            release.start()
+
+    request = ask(db, PROBLEM, OTHER)
+    summary = tune(request, listen, laboratory=sim.laboratory)
+    assert summary.exit_code == 0
+    notices = [event.message for event in monitored if isinstance(event, Notice)]
+    assert len([n for n in notices if "locked by another process; results are kept" in n]) == 1
+    for problem in (PROBLEM, OTHER):
+        assert {"torch.sdpa", "sim.own-mx1", "sim.own-mx4"} <= {
+            row.slug for row in stored(db, problem)
+        }
+    assert run(Simulation(times), request)[0].measured == 0
+
+
+def test_a_database_that_never_comes_free_is_an_error_with_the_number_lost(
+    db: str, holder: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "PATIENCE_S", 0.2)
+    sim = Simulation(times)
+    sim.on_step = lambda: holder.in_transaction or holder.execute("BEGIN IMMEDIATE")  # type: ignore[assignment]
+    with pytest.raises(StoreLockedError, match=r"[0-9]+ results are lost"):
+        run(sim, ask(db))
+    assert sim.closed == 1

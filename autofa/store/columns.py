@@ -27,6 +27,8 @@ from autofa.store.rows import (
 # The schema that this version writes: the newest revision under db/migrations/versions.
 SCHEMA = "0001"
 VERSION_TABLE = "autofa_alembic_version"
+TABLES = ("autofa_device", "autofa_provenance", "autofa_measurement")
+VIEW = "autofa_dispatch"
 
 DEVICE_COLUMNS = ("kind", "name", "arch", "units", "memory_gib")
 # Everything of a row but its device, problem and provenance, in the order of its fields.

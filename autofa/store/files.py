@@ -10,6 +10,7 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 from autofa.errors import StoreCorruptError, StoreUnwritableError, explain_bad
+from autofa.store.columns import VIEW
 from autofa.store.migrate import timestamp
 from autofa.store.reader import as_store_error, connect, corrupt, present, revision_of
 
@@ -71,6 +72,21 @@ def inspect_file(path: Path, timeout: float, *, write: bool) -> str | None:
             return revision_of(connection, path)
     except sqlite3.Error as error:
         raise as_store_error(error, str(path)) from error
+
+
+def has_view(path: Path, timeout: float) -> bool:
+    """Whether the view that the runtime reads is there, in a file that was inspected before.
+
+    Raises:
+        StoreError: it cannot be read.
+    """
+    query = "SELECT count(*) FROM sqlite_master WHERE type = 'view' AND name = ?"
+    try:
+        with closing(connect(path, timeout)) as connection:
+            (count,) = connection.execute(query, (VIEW,)).fetchone()
+    except sqlite3.Error as error:
+        raise as_store_error(error, str(path)) from error
+    return bool(count)
 
 
 def move_aside(path: Path, timeout: float) -> Path | None:

@@ -10,10 +10,11 @@ from pathlib import Path
 
 from alembic import command
 from alembic.config import Config
+from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, Engine, inspect, text
 
 from autofa.resources import db_dir
-from autofa.store.columns import SCHEMA, VERSION_TABLE, is_newer, too_new
+from autofa.store.columns import SCHEMA, VERSION_TABLE, VIEW, is_newer, too_new
 
 # Alembic's `op` and `context` are globals of the process.
 _alembic = threading.Lock()
@@ -22,7 +23,8 @@ _ADVISORY = 0x4175746F6661
 
 
 def upgrade(engine: Engine, where: str, path: Path | None, folder: Path | None = None) -> None:
-    """Creates or migrates the tables. Concurrent callers wait; all but the first find it done.
+    """Creates or migrates the tables, and makes a view that is missing anew. Concurrent callers
+    wait; all but the first find it done.
 
     The engine's transactions must begin by taking the write lock (`BEGIN IMMEDIATE` on SQLite).
 
@@ -44,11 +46,20 @@ def upgrade(engine: Engine, where: str, path: Path | None, folder: Path | None =
             connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _ADVISORY})
         found = revision(connection, where)
         if found == SCHEMA:
+            if VIEW not in inspect(connection).get_view_names():
+                connection.execute(text(_view(config)))
             return
         if found is not None and path is not None:
             back_up(path, found)
         config.attributes["connection"] = connection
         command.upgrade(config, "head")
+
+
+def _view(config: Config) -> str:
+    """The statement that makes the runtime's view: of the newest revision that has one."""
+    revisions = ScriptDirectory.from_config(config).walk_revisions()
+    found = (getattr(script.module, "DISPATCH", None) for script in revisions)
+    return str(next(filter(None, found)))
 
 
 def revision(connection: Connection, where: str) -> str | None:

@@ -12,12 +12,14 @@ from operator import itemgetter
 from pathlib import Path
 
 from autofa.device import DeviceKey
-from autofa.errors import StoreCorruptError, StoreError, explain_bad
+from autofa.errors import StoreCorruptError, StoreError, StoreLockedError, explain_bad
 from autofa.store.columns import (
     DEVICE_COLUMNS,
     RECORD_COLUMNS,
     SCHEMA,
+    TABLES,
     VERSION_TABLE,
+    VIEW,
     Decoder,
     is_newer,
     too_new,
@@ -27,7 +29,7 @@ from autofa.store.rows import Row
 
 # No ORDER BY: sorting 2,000 wide records costs SQLite 1 ms, Python 0.2.
 _QUERY = (
-    f"SELECT id, revision, {', '.join(RECORD_COLUMNS)} FROM autofa_dispatch"
+    f"SELECT id, revision, {', '.join(RECORD_COLUMNS)} FROM {VIEW}"
     f" WHERE {' AND '.join(f'{name} = ?' for name in DEVICE_COLUMNS)}"
 )
 
@@ -95,11 +97,11 @@ def _select(connection: sqlite3.Connection, path: Path, device: DeviceKey) -> li
         revision = revision_of(connection, path)
         if revision is None:
             return []
-        do = "the next `autofa tune` migrates it"
-        supported = f"schema {SCHEMA}"
-        raise StoreError(
-            explain_bad(f"database {path}", f"schema {revision}", supported, do)
-        ) from error
+        got, do = f"schema {revision}", "the next `autofa tune` migrates it"
+        if revision == SCHEMA:
+            got, do = f"no view {VIEW}", "the next `autofa tune` makes it anew"
+        supported = f"schema {SCHEMA}, whole"
+        raise StoreError(explain_bad(f"database {path}", got, supported, do)) from error
     if records and is_newer(records[0][1]):
         raise too_new(records[0][1], str(path))
     records.sort(key=itemgetter(0))
@@ -172,7 +174,7 @@ def revision_of(connection: sqlite3.Connection, path: Path) -> str | None:
 
     Raises:
         StoreError: it holds another program's tables and none of ours.
-        StoreCorruptError: our tables have no single revision.
+        StoreCorruptError: our tables have no single revision, or one of them is missing.
         StoreTooNewError: a newer version wrote it.
     """
     names = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
@@ -185,6 +187,9 @@ def revision_of(connection: sqlite3.Connection, path: Path) -> str | None:
                 explain_bad(f"database {path}", "other programs' tables", "autofa's own", do)
             )
         return None
+    lost = [table for table in TABLES if table not in names]
+    if lost:
+        raise corrupt(str(path), f"no table {lost[0]}")
     found = [value for (value,) in connection.execute(f"SELECT version_num FROM {VERSION_TABLE}")]
     if len(found) != 1:
         raise corrupt(str(path), f"{len(found)} revisions")
@@ -206,6 +211,6 @@ def as_store_error(error: Exception, where: str) -> StoreError:
     if "locked" in text:
         do = "try again when the other process is done"
         got, supported = "a lock held by another", "a database that is free"
-        return StoreError(explain_bad(f"database {where}", got, supported, do))
+        return StoreLockedError(explain_bad(f"database {where}", got, supported, do))
     do = "check the file's permissions and disk, or name another with --db or AUTOFA_DB"
     return StoreError(explain_bad(f"database {where}", text, "a readable SQLite file", do))

@@ -71,9 +71,9 @@ class Repository:
     ) -> Repository:
         """Opens a path or an SQLAlchemy URL.
 
-        For writing, the folder, the file and the tables are made, and older tables migrated; any
-        number of processes may do so at once. For reading, nothing is ever written or made, and a
-        missing or empty file has no rows.
+        For writing, the folder, the file, the tables and their view are made where they are
+        missing, and older tables migrated; any number of processes may do so at once. For reading,
+        nothing is ever written or made, and a missing or empty file has no rows.
 
         Args:
             recover: move a damaged file aside (`<name>.corrupt-<UTC time>`) and start a new one.
@@ -103,7 +103,7 @@ class Repository:
             aside = files.move_aside(path, timeout)
             found = files.inspect_file(path, timeout, write=True)
         writes = engines.writing_engine(path, timeout)
-        if found != SCHEMA:
+        if found != SCHEMA or not files.has_view(path, timeout):
             with engines.translated(where):
                 files.grant_wal(path)
                 migrate.upgrade(writes, where, path)

@@ -6,12 +6,12 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 
 from autofa.bench import memory
 from autofa.bench.client import NoRoomError
-from autofa.errors import LaunchError, UsageError
+from autofa.errors import LaunchError, StoreLockedError, UsageError
 from autofa.problem import Bucket, Problem, bucket_of
 from autofa.store.ranking import is_valid, validity
 from autofa.store.repository import Repository
@@ -39,6 +39,7 @@ from autofa.tuning.hints import Hints
 from autofa.tuning.lab import Lab
 from autofa.tuning.plan import BucketPlan, make_plan
 from autofa.tuning.request import TuneRequest
+from autofa.tuning.saving import LOCK_S, PATIENCE_S, Saver
 
 _CLAIM_POLL_S = 0.5
 
@@ -65,6 +66,7 @@ class _Session:
         self.hints = Hints(request.registry, request.mode)
         self.hints.learn(read_seed(lab.device))
         self.rows: dict[Bucket, list[Row]] = {}
+        self.saver = Saver(repository, emit)
         self._read()
         for rows in self.rows.values():
             self.hints.learn(self._valid(rows))
@@ -90,8 +92,10 @@ class _Session:
             )
 
     def _read(self) -> None:
+        found = self.repository.rows(device=self.lab.device)
         self.rows.clear()
-        self._remember(self.repository.rows(device=self.lab.device))
+        self._remember(found)
+        self._remember(self.saver.unsaved)
 
     def _remember(self, rows: Sequence[Row]) -> None:
         for row in rows:
@@ -178,7 +182,8 @@ class _Session:
     def _bucket(self, planned: BucketPlan, todo: Sequence[BucketPlan], total: int) -> None:
         """One problem, planned again: hints have grown, and another tune may have been here."""
         problem = planned.problem
-        self._read()
+        with suppress(StoreLockedError):  # what was read before serves too
+            self._read()
         plan = self.plan(problem)
         if plan.done:
             self.settle(plan)
@@ -222,8 +227,8 @@ class _Session:
             self.emit(BucketDone(result))
 
     def _save(self, rows: Sequence[Row]) -> None:
-        self.repository.add(rows)
         self._remember(rows)
+        self.saver.save(rows)
 
     def summary(self, interrupted: int | None) -> Summary:
         ordered = [self.results[p] for p in self.request.problems if p in self.results]
@@ -262,11 +267,13 @@ def tune(
         DeviceError: the device is not there.
         UsageError: nothing that is asked for fits into memory; before any work.
         StoreError: the database cannot be opened or written; before any work.
+        StoreLockedError: the same, or results were kept for it until the end and it never came
+            free.
     """
     control = Control(request.budget_s, token or StopToken())
     interrupted: int | None = None
     with (
-        Repository.open(request.db, write=True, recover=True) as repository,
+        Repository.open(request.db, write=True, recover=True, timeout=LOCK_S) as repository,
         laboratory(request) as lab,
     ):
         if repository.moved_aside is not None:
@@ -282,5 +289,8 @@ def tune(
             interrupted = stop.number
         except KeyboardInterrupt:
             interrupted = signal.SIGINT
+        # Whoever wants it to end gets one attempt.
+        hurried = interrupted is not None or control.token.cancelled
+        session.saver.finish(0.0 if hurried else PATIENCE_S)
         session.tell_disturbance()
         return session.summary(interrupted)

@@ -88,6 +88,7 @@ def upgrade() -> None:
     op.execute(DISPATCH)
 
 
+# A file whose view was lost gets it back by the DISPATCH of the newest revision that has one.
 # A failure stands until the same kernel is ok at the same shape later; while it stands, no row of
 # that kernel in that bucket is dispatched.
 DISPATCH = """

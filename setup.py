@@ -13,6 +13,7 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 
@@ -79,10 +80,10 @@ def compile_runtime(output: Path) -> None:
 
 
 def baseline() -> list[tuple[Variant, str]]:
-    """The default variants of every CPU family, for each x86-64 level."""
+    """The default variants of every CPU family, for each x86-64 level with and without AMX."""
     found: dict[tuple[Variant, str], None] = {}
-    for target in CPU_TARGETS:
-        limits = named_limits(target)
+    plain = [named_limits(target) for target in CPU_TARGETS]
+    for limits in (*plain, *(replace(p, features=frozenset({"amx_bf16"})) for p in plain)):
         for family in (f for f in REGISTRY.families if f.domain.device == "cpu"):
             for dtype in family.domain.dtypes:
                 for mask in family.domain.masks:

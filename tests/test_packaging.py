@@ -92,7 +92,7 @@ def test_the_prebuilt_variants_serve_every_x86_64_level(setup_py: dict[str, Any]
         pytest.skip("not an x86-64 machine: nothing is prebuilt")
     served = {(target, variant.dtype) for variant, target in requests}
     assert served >= {(f"x86-64-v{n}", dtype) for n in (3, 4) for dtype in ("f32", "bf16")}
-    assert len(requests) <= 12, "each costs 3 s of every installation, and 100 KB of the wheel"
+    assert len(requests) <= 14, "each costs 1-3 s of every installation, and 100 KB of the wheel"
 
 
 @pytest.fixture(scope="module")

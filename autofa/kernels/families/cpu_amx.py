@@ -19,13 +19,15 @@ def _default(problem: Problem, limits: Limits) -> dict[str, Value]:
 def _surely_faster(problem: Problem, limits: Limits) -> bool:
     """Where the default measured faster than SDPA on AMX throughout: 1.2x and more.
 
-    What is left out: up to 32 queries share each tile, so a few against many keys lose (0.5x with
-    one, 0.9-1.1x with 16); head dims above 256 leave the first-level cache (0.9-1.8x).
+    What is left out: 32 queries share each tile, so a few against many keys lose (0.5x with one,
+    0.9-1.1x with 16); outputs of head dims above 256 leave the first-level cache (0.9-1.8x), and
+    with additive masks 256 brings nothing (1.0x).
     """
     p = problem
-    if max(p.head_dim, p.head_dim_v) > 256:
+    widest = max(p.head_dim, p.head_dim_v)
+    if widest > (128 if p.mask == "additive" else 256):
         return False
-    return p.seqlen_q >= 32 or (p.seqlen_q >= 16 and p.seqlen_k <= 256)
+    return p.seqlen_q >= 32 or (p.seqlen_q >= 16 and p.seqlen_k <= 256 and widest <= 128)
 
 
 FAMILY = KernelFamily(

@@ -76,7 +76,8 @@ class Panel {
     }
   };
 
-  // Successive groups of one unit, weighed and not yet added to the outputs.
+  // Successive groups of one unit, weighed and not yet added to the outputs. Where batches end does
+  // not show in the sums, which take one group after the other.
   struct Batch {
     int unit = 0;
     int64_t begin = 0, groups = 0;
@@ -113,8 +114,8 @@ class Panel {
       more = next(following);
       const bool weighed = absorb(current, more ? &following : nullptr);
       if (weighed) ++open_.groups;
-      if (!weighed || open_.groups == Config::groups || !more || !following.follows(current))
-        close();
+      const bool goes_on = more && following.follows(current);
+      if (!weighed || open_.groups == Config::groups || !goes_on) close();
       current = following;
     }
     flush();

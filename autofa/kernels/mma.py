@@ -10,6 +10,9 @@ from autofa.problem import MASKS, Problem
 
 # Each block takes 1 KiB of the SM's shared memory besides its own.
 RESERVED_SMEM = 1024
+# Up to here of a thread's 255, estimated as row_warp_registers() does, no default spills.
+COMFORTABLE_REGISTERS = 240
+EXPLICIT_MASKS = ("bool", "additive")
 
 
 def domain(last_head_dim: int) -> Domain:
@@ -62,9 +65,15 @@ def row_warp_registers(p: Params, problem: Problem) -> int:
     compiled.
     """
     tiles: int = p.block_m // p.warps // 16
-    explicit = problem.mask in ("bool", "additive")
+    explicit = problem.mask in EXPLICIT_MASKS
     sums = tiles * (columns(problem.head_dim) + int(p.block_n)) // 2
     return sums + 32 + 12 * tiles + (11 * tiles if explicit else 0)
+
+
+def rows_fit(p: Params, problem: Problem) -> bool:
+    """Whether a default may take so many rows: an explicit mask for two tiles of them spills soon."""
+    most = 210 if problem.mask in EXPLICIT_MASKS else 255
+    return row_warp_registers(p, problem) <= most
 
 
 ROWS_PER_WARP = Constraint(

@@ -15,12 +15,17 @@ def _smem_bytes(p: Params, problem: Problem) -> int:
 
 
 def _default(problem: Problem, limits: Limits) -> dict[str, Value]:
-    """What was best of an H200 overall, and half the rows where SMs would be left without one."""
+    """What was best of an H200 overall, and half the rows where SMs would be left without a block.
+
+    At head dim 128, 64 keys fit the registers, but not without spilling under every mask.
+    """
     p = Params(block_m=128, block_n=64, warps=4, stages=2, accumulate="f32")
     blocks = problem.batch * problem.heads_q * -(-problem.seqlen_q // p.block_m)
     few = problem.seqlen_q <= 64 or blocks <= 2 * limits.units
-    if few or mma.row_warp_registers(p, problem) > 240:
+    if few or not mma.rows_fit(p, problem):
         p.block_m = 64
+    elif mma.row_warp_registers(p, problem) > mma.COMFORTABLE_REGISTERS:
+        p.block_n, p.stages = 32, 3
     if mma.resident_blocks(_smem_bytes(p, problem), limits) < 2:
         p.block_n, p.stages = 32, 1
     return dict(vars(p))

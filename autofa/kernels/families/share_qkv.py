@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from autofa.device import Limits
 from autofa.kernels import mma
-from autofa.kernels.family import KernelFamily, Params, Value
+from autofa.kernels.family import Constraint, KernelFamily, Params, Value
 from autofa.problem import Problem
 
 
@@ -22,19 +22,28 @@ def _registers(p: Params, problem: Problem) -> int:
 
 
 def _default(problem: Problem, limits: Limits) -> dict[str, Value]:
-    """What was best of an H200 overall, and half the rows where SMs would be left without one."""
-    columns = mma.columns(problem.head_dim)
+    """What was best of an H200 overall, and half the rows where SMs would be left without a block.
+
+    From head dim 96 on, queries, scores and output of 32 rows are too much for one warp.
+    """
     p = Params(block_m=128, block_n=64, warps=4, stages=2, accumulate="f32")
     blocks = problem.batch * problem.heads_q * -(-problem.seqlen_q // p.block_m)
-    if columns > 80 or problem.seqlen_q <= 64 or blocks <= 2 * limits.units:
+    few = problem.seqlen_q <= 64 or blocks <= 2 * limits.units
+    wide = _registers(p, problem) <= mma.COMFORTABLE_REGISTERS and mma.rows_fit(p, problem)
+    if few or not wide:
         p.block_m = 64
-    if _registers(p, problem) > 255:
+    if _registers(p, problem) > mma.COMFORTABLE_REGISTERS:
         p.block_n = 32
-    if _registers(p, problem) > 255:
+    if _registers(p, problem) > mma.COMFORTABLE_REGISTERS:
         p.block_n = 16
     if mma.resident_blocks(_smem_bytes(p, problem), limits) < 2:
         p.stages = 1
     return dict(vars(p))
+
+
+def _keys_fit(p: Params, problem: Problem, keys: int) -> bool:
+    other = Params(block_m=p.block_m, block_n=keys, warps=p.warps)
+    return _registers(other, problem) <= mma.COMFORTABLE_REGISTERS
 
 
 FAMILY = KernelFamily(
@@ -56,6 +65,11 @@ FAMILY = KernelFamily(
         mma.WIDE_BLOCKS,
         mma.ACCUMULATION,
         mma.registers(_registers),
+        Constraint(
+            "short tiles",
+            "tiles of 16 keys are for head dims that leave no registers for more",
+            lambda p, problem, limits: p.block_n > 16 or not _keys_fit(p, problem, 32),
+        ),
         mma.shared_memory(_smem_bytes),
         mma.occupancy(_smem_bytes),
     ),

@@ -15,13 +15,20 @@ def _smem_bytes(p: Params, problem: Problem) -> int:
 
 
 def _default(problem: Problem, limits: Limits) -> dict[str, Value]:
-    """What was best of an H200 overall, and half the rows where SMs would be left without one."""
+    """What was best of an H200 overall, and half the rows where SMs would be left without a block.
+
+    At head dim 128, 64 keys just fit the registers, with two stages; without room for those, 32.
+    """
     p = Params(block_m=128, block_n=64, warps=4, stages=2, accumulate="f32")
     blocks = problem.batch * problem.heads_q * -(-problem.seqlen_q // p.block_m)
     few = problem.seqlen_q <= 64 or blocks <= 2 * limits.units
-    if few or mma.row_warp_registers(p, problem) > 240:
+    if few or not mma.rows_fit(p, problem):
         p.block_m = 64
-    if mma.resident_blocks(_smem_bytes(p, problem), limits) < 2:
+    deep = mma.resident_blocks(_smem_bytes(p, problem), limits) >= 2
+    if not deep and mma.row_warp_registers(p, problem) > mma.COMFORTABLE_REGISTERS:
+        p.block_n = 32
+        deep = mma.resident_blocks(_smem_bytes(p, problem), limits) >= 2
+    if not deep:
         p.stages = 1
     if _smem_bytes(p, problem) > limits.smem_per_block:
         p.block_n = 32

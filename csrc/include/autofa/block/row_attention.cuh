@@ -43,6 +43,14 @@ struct RowShape {
                                          (mask == AUTOFA_MASK_NONE ? 0 : 11 * m_tiles);
   static constexpr int query_registers = m_tiles * columns / 4;
 
+  // How many squares of the queries go to registers where that is free to choose: all if there is
+  // room, with some to spare. Warps of one row tile hold a part of what does not fit, which gained
+  // 7% at head dim 256 on an H200; for two tiles that is too tight.
+  static constexpr int all_held = other_registers + query_registers;
+  static constexpr int held_squares = all_held <= (m_tiles == 1 ? 240 : 248) ? columns / 16
+                                      : m_tiles == 1 ? std::max(0, 232 - other_registers) / 4
+                                                     : 0;
+
   // Blocks that an SM's registers are enough for. An explicit mask is applied with few registers if
   // it must be, but not well.
   static constexpr int blocks_for(int registers) {

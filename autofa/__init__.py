@@ -54,7 +54,11 @@ def __getattr__(name: str) -> Any:
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'autofa' has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(home), name)
+    from autofa import collector
+
+    with collector.paused():
+        module = import_module(home)
+    value = globals()[name] = getattr(module, name)
     return value
 
 

@@ -17,6 +17,7 @@ LAYERS = {
     "problem": 0,
     "device": 0,
     "resources": 0,
+    "collector": 0,
     "_version": 0,
     "kernels": 1,
     "compiler": 2,

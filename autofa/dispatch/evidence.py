@@ -6,12 +6,11 @@ how to mend it, and the ladder's lower rungs answer.
 
 from __future__ import annotations
 
-import gc
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import cache
 
+from autofa import collector
 from autofa.device import DeviceKey
 from autofa.dispatch.ladder import Evidence
 from autofa.errors import StoreError
@@ -40,30 +39,15 @@ def _rows(location: str, device: DeviceKey) -> list[Row]:
         return repository.rows(device, ok_only=True)
 
 
-@contextmanager
-def _collector_paused() -> Iterator[None]:
-    """Keeps the garbage collector from running while thousands of objects are made to stay.
-
-    They would set off a full collection, which takes 90 ms where torch is loaded.
-    """
-    running = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if running:
-            gc.enable()
-
-
 def gather(device: DeviceKey, settings: Settings) -> Evidence:
     """Reads the database's rows of `device`, now; its seed when first asked. Never raises."""
-    with _collector_paused():  # importing platformdirs for the default path allocates too
+    with collector.paused():  # importing platformdirs for the default path allocates too
         path = database(settings)
     where = without_secrets(path)
     lost = ""
     measured: dict[Bucket, list[Row]] = {}
     try:
-        with _collector_paused():
+        with collector.paused():
             measured = by_bucket(_rows(path, device))
     except StoreError as error:
         lost = str(error)
@@ -77,7 +61,7 @@ def gather(device: DeviceKey, settings: Settings) -> Evidence:
     @cache
     def seed() -> dict[Bucket, list[Row]]:
         try:
-            with _collector_paused():
+            with collector.paused():
                 return by_bucket(seeds.read_seed(device))
         except Exception as error:
             log.warning("shipped measurements of %s are not used: %r", device, error)

@@ -75,6 +75,14 @@ def test_what_torch_refuses_is_refused_and_the_rest_is_not(name: str) -> None:
                 torch.testing.assert_close(got, wanted, equal_nan=True, atol=1e-5, rtol=1e-5)
 
 
+def test_dims_too_few_and_too_many() -> None:
+    flat = Q[0, 0]
+    with pytest.raises(ValueError, match=r"enable_gqa: got .*supported: tensors with heads"):
+        autofa.attention(flat, flat, flat, enable_gqa=True)
+    with pytest.raises(ValueError, match=r"attn_mask: got .*supported: what broadcasts"):
+        autofa.attention(Q, Q, Q, torch.zeros(1, 1, 1, 9, 9))
+
+
 @pytest.mark.parametrize("call", [autofa.explain, lambda *a: autofa.warmup(tuple(a))])
 @pytest.mark.parametrize("bad", [None, [[1.0]], np.ones((9, 16))])
 def test_those_that_only_ask_refuse_it_too(call: object, bad: object) -> None:

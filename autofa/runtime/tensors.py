@@ -67,6 +67,9 @@ def validate(
     if key.shape[-2] != value.shape[-2]:
         supported = "one length for key and value"
         raise UsageError(explain_bad("length", shapes, supported, "slice one of them"))
+    if enable_gqa and max(t.dim() for t in (query, key, value)) < 3:
+        do = "add a dim of heads, or leave the flag"
+        raise UsageError(explain_bad("enable_gqa", shapes, "tensors with heads", do))
     sizes = _leading(query, key, value, enable_gqa, shapes)
     if attn_mask is not None:
         _validate_mask(attn_mask, query, key, sizes)
@@ -106,7 +109,7 @@ def _validate_mask(mask: Tensor, query: Tensor, key: Tensor, leading: tuple[int,
         raise DTypeError(explain_bad("attn_mask dtype", got, supported, "cast it to one of these"))
     full = (*leading, query.shape[-2], key.shape[-2])
     own = tuple(mask.shape)
-    fits = mask.dim() >= 2 and all(
+    fits = 2 <= mask.dim() <= len(full) and all(
         a in (1, b) for a, b in zip(reversed(own), reversed(full), strict=False)
     )
     if not fits:

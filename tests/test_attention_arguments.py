@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -36,7 +37,7 @@ UNSURE = {("dropout_p", "-0.1"), ("dropout_p", "nan"), ("dropout_p", "inf")}
 
 
 @pytest.fixture(params=["looked up", "known"], autouse=True)
-def route(request: pytest.FixtureRequest) -> None:
+def route(request: pytest.FixtureRequest) -> Iterator[None]:
     """Whether plain SDPA is known to win the call."""
     autofa.reload()
     MEMORY.watching = False
@@ -46,6 +47,8 @@ def route(request: pytest.FixtureRequest) -> None:
         MEMORY.by_query[Q.shape] = {
             (*usual, causal, gqa, None): True for causal in (False, True) for gqa in (False, True)
         }
+    yield
+    autofa.reload()
 
 
 @pytest.mark.parametrize("name", NAMES)

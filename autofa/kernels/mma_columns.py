@@ -6,15 +6,21 @@ exchange the softmax weights, and accumulate a part of the output's columns.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+
+from autofa.device import Limits
 from autofa.kernels import mma
 from autofa.kernels.family import Constraint, Param, Params
 from autofa.problem import Problem
 
 COLUMN_WARPS = Param("column_warps", (1, 2, 4, 8), "c{}", joined=True, about="warps of a row")
+_SLICES = (32, 64, 128)
+SLICE = Param("slice", _SLICES, "k{}", about="head dim columns of a piece of q and k")
 
-
-def slice_columns(*values: int) -> Param:
-    return Param("slice", values, "k{}", about="head dim columns of a piece of q and k")
+# Keys and output columns of a warp of 32 rows: more than that many f32 sums per row do not fit its
+# registers, and those of defaults do, whatever the mask.
+_MOST_SUMS = 192
+_EASY_SUMS = 160
 
 
 def exchange_bytes(p: Params) -> int:
@@ -26,30 +32,108 @@ def exchange_bytes(p: Params) -> int:
     return weights + rows
 
 
-def value_columns(p: Params, problem: Problem) -> int:
-    """The output's columns, of which all column warps have equally many."""
-    return mma.columns(problem.head_dim, 16 * p.column_warps)
+def slice_bytes(p: Params) -> int:
+    """A slice of a tile's queries and keys."""
+    return int((p.block_m + p.block_n) * p.slice * 2)
 
 
-def registers(p: Params, problem: Problem) -> int:
-    """Per thread: the scores and the output of a warp's part, in f32, and its weights in 16 bits
-    where they stay there.
+def _sums(p: Params, problem: Problem) -> int:
+    """Keys and output columns of one warp."""
+    warps = int(p.column_warps)
+    return mma.columns(problem.head_dim, 16 * warps) // warps + int(p.block_n) // warps
 
-    The rest is what statistics, operands, addresses and applying an explicit mask took as compiled.
+
+def _widest_slice(problem: Problem) -> int:
+    """The widest that fills the head dim up with few zeros more than the narrowest does.
+
+    Beyond 512, eight column warps need slices of 128 to share them.
     """
-    tiles: int = p.block_m // (p.warps // p.column_warps) // 16
-    keys: int = p.block_n // p.column_warps
-    sums: int = tiles * (value_columns(p, problem) // p.column_warps + keys) // 2
-    weights = tiles * keys // 4 if p.column_warps == 1 else 0
-    return sums + weights + 64
+    least = mma.columns(problem.head_dim, _SLICES[0])
+    allowed = 1.25 if problem.head_dim > 512 else 1.125
+    if mma.columns(problem.head_dim, 128) <= allowed * least:
+        return 128
+    return 64 if mma.columns(problem.head_dim, 64) <= 1.25 * least else 32
 
 
-ROWS_AND_COLUMNS = Constraint(
-    "rows and columns",
-    "each warp owns whole 16-row tiles and scores whole 16-key tiles",
-    lambda p, problem, limits: (
-        p.warps % p.column_warps == 0
-        and p.block_m % (16 * (p.warps // p.column_warps)) == 0
-        and p.block_n % (16 * p.column_warps) == 0
+def _least_keys(column_warps: int) -> int:
+    """Of a tile: with fewer, column warps read queries too often."""
+    return 64 if column_warps == 1 else 128
+
+
+def _fewest_column_warps(problem: Problem) -> int:
+    """With which the output and a tile of keys fit the registers."""
+    for warps in (1, 2, 4):
+        p = Params(column_warps=warps, block_n=_least_keys(warps))
+        if _sums(p, problem) <= _MOST_SUMS:
+            return warps
+    return 8
+
+
+SPACE = (
+    Constraint(
+        "rows per warp",
+        "warps of 32 rows read keys and values half as often as those of 16",
+        lambda p, problem, limits: p.block_m * p.column_warps == 32 * p.warps,
     ),
+    Constraint(
+        "keys per tile",
+        "column warps that score few keys each read queries too often",
+        lambda p, problem, limits: p.block_n >= _least_keys(p.column_warps),
+    ),
+    Constraint(
+        "wide blocks",
+        "with four column warps, eight warps read keys for twice the rows of four",
+        lambda p, problem, limits: p.warps == 8 or p.column_warps <= 2,
+    ),
+    Constraint(
+        "registers",
+        "scores and output of a warp's rows stay in its registers",
+        lambda p, problem, limits: _sums(p, problem) <= _MOST_SUMS,
+    ),
+    Constraint(
+        "column warps",
+        "the fewest that hold the output, or twice as many if that leaves each 48 columns",
+        lambda p, problem, limits: (
+            p.column_warps == _fewest_column_warps(problem)
+            or p.column_warps == 2 * _fewest_column_warps(problem) < problem.head_dim / 48
+        ),
+    ),
+    Constraint(
+        "slice",
+        "the widest that fills head dims up with few zeros, or half of it where memory is short",
+        lambda p, problem, limits: p.slice <= _widest_slice(problem) <= 2 * p.slice,
+    ),
+    mma.ACCUMULATION,
 )
+
+
+def default_shapes(problem: Problem) -> Iterator[Params]:
+    """Tiles and warps from the most desirable on: the fewest column warps, then many keys."""
+    fewest = _fewest_column_warps(problem)
+    for column_warps in (fewest, 2 * fewest):
+        warps = 4 if column_warps == 1 else 8
+        for block_n in (256, 128, 64):
+            p = Params(
+                block_m=32 * warps // column_warps,
+                block_n=block_n,
+                warps=warps,
+                column_warps=column_warps,
+                accumulate="f32",
+            )
+            if block_n >= _least_keys(column_warps) and _sums(p, problem) <= _EASY_SUMS:
+                yield p
+
+
+def default_pieces(p: Params, problem: Problem) -> Iterator[Params]:
+    """The same with slices and stages, from the most desirable on."""
+    widest = _widest_slice(problem)
+    for width, stages in ((widest, 2), (widest // 2, 3), (widest // 2, 2)):
+        if width in _SLICES:
+            yield Params(**vars(p), slice=width, stages=stages)
+
+
+def first_that_fits(
+    found: Iterator[Params], of: Callable[[Params, Problem], int], problem: Problem, limits: Limits
+) -> Params:
+    """The first whose shared memory, `of(params, problem)`, a block may have."""
+    return next(p for p in found if of(p, problem) <= limits.smem_per_block)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -41,7 +41,7 @@ class Limits:
 
     Attributes:
         kind: `cuda` or `cpu`.
-        arch: build target: `sm_90a`, or `x86-64-v4`.
+        arch: build target: `sm_90a`, `compute_121` (PTX, for a newer GPU), or `x86-64-v4`.
         capability: 10 * major + minor of a GPU (90), the x86-64 level of a CPU (4), 0 unknown.
         smem_per_block: bytes of dynamic shared memory one block may opt in to; 0 on CPU.
         smem_per_sm: bytes of shared memory of one SM; 0 on CPU.
@@ -113,6 +113,19 @@ def cuda_limits(arch: str, units: int = 1) -> Limits:
         raise UsageError(explain_bad("arch", arch, known, "name one of these"))
     per_sm, per_block = _SMEM_KIB[capability]
     return Limits("cuda", arch, capability, per_block * 1024, per_sm * 1024, 65536, units)
+
+
+def capability_limits(capability: int, units: int = 1) -> Limits:
+    """The limits of a GPU by its compute capability. One newer than all that are known here is
+    taken for the newest of these, and gets PTX of it.
+
+    Raises:
+        UsageError: it is older, or a number in between that no GPU has.
+    """
+    newest = max(_SMEM_KIB)
+    if capability > newest:
+        return replace(cuda_limits(f"sm_{newest}", units), arch=f"compute_{newest}")
+    return cuda_limits(cuda_build_arch(capability), units)
 
 
 def named_limits(name: str) -> Limits:
@@ -199,11 +212,11 @@ def limits_of(key: DeviceKey) -> Limits:
     """The limits that a stored key implies.
 
     Raises:
-        UsageError: a CUDA architecture this version does not know.
+        UsageError: a CUDA architecture older than this version knows.
     """
     if key.kind == "cuda":
         capability = int(re.sub(r"[^0-9]", "", key.arch) or 0)
-        return cuda_limits(cuda_build_arch(capability), key.units)
+        return capability_limits(capability, key.units)
     base, *extras = key.arch.split("+")
     match = re.fullmatch(r"x86-64-v([34])", base)
     level = int(match.group(1)) if match else 0

@@ -62,7 +62,7 @@ BAD = {
     "a device that is none": (["tune", "--device", "tpu"], "cuda"),
     "an unknown format": (["report", "--format", "xml"], "json"),
     "an unknown card": (["kernels", "--limits", "RTX 9999"], "RTX 3090"),
-    "an architecture from the future": (["build", "--arch", "sm_130"], "sm_120"),
+    "an architecture that is none": (["build", "--arch", "sm_9x"], "sm_120"),
     "an architecture without variants": (["build", "--arch", "sm_75"], "architecture 80"),
     "a glob that selects nothing": (["build", "--select", "x*"], "autofa kernels"),
     "a head dim that is no number": (["build", "--head-dim", "big"], "64,128"),

@@ -228,6 +228,20 @@ def test_cuda_libraries_without_a_gpu(tiny_family: MakeFamily, here: Settings) -
 
 
 @pytest.mark.nvcc
+def test_ptx_for_architectures_that_are_to_come(tiny_family: MakeFamily, here: Settings) -> None:
+    family = tiny_family("cuda")
+    variant = family.variant({"factor": 3}, CUDA_PROBLEM)
+    ptx, code = build([(variant, "compute_90"), (variant, "sm_90")], here)
+    assert (ptx.status, code.status) == ("ok", "ok")
+    assert ptx.library is not None
+    assert code.library is not None
+    assert ptx.library.parent.name == "compute_90"
+    # A fat binary holds PTX compressed, and machine code as ELFs of its own.
+    assert ptx.library.read_bytes().count(b"\x7fELF") == 1
+    assert code.library.read_bytes().count(b"\x7fELF") > 1
+
+
+@pytest.mark.nvcc
 def test_nvcc_errors_are_one_line(tiny_family: MakeFamily, here: Settings, tmp_path: Path) -> None:
     family = tiny_family("cuda", smem_bytes=lambda p, problem: 1)
     [result] = build([(family.variant({"factor": 2}, CUDA_PROBLEM), "sm_80")], here)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from autofa.compiler import cuda_archs, execute, find, toolchain
+from autofa.compiler import archs, cuda_archs, execute, find, toolchain
 from autofa.compiler.execute import find_ninja
 from autofa.compiler.toolchain import unsupported
-from autofa.errors import ToolchainError
+from autofa.device import cuda_limits
+from autofa.errors import ToolchainError, UsageError
 from autofa.settings import Settings
 
 ARCHS = "compute_75\ncompute_80\ncompute_90\ncompute_120\n"
@@ -158,7 +160,39 @@ def test_nvcc_says_which_architectures_it_knows(tmp_path: Path) -> None:
     assert unsupported(nvcc, "sm_90a", settings) is None
     assert "12.9 is the last" in (unsupported(nvcc, "sm_70", settings) or "")
     assert "a newer CUDA" in (unsupported(nvcc, "sm_130", settings) or "")
+    assert unsupported(nvcc, "compute_120", settings) is None
+    assert "no CUDA from 12.8 on" in (unsupported(nvcc, "sm_37", settings) or "")
     assert "another release" in (unsupported(nvcc, "sm_88", settings) or "")
+
+
+def test_an_architecture_that_nvcc_does_not_know_spoils_nothing(tmp_path: Path) -> None:
+    fake_nvcc(tmp_path, "13.0, V13.0.88")
+    settings = Settings(search_path=path_of(tmp_path))
+    plain = archs.resolve("sm_90a", settings)
+    assert (plain.limits, plain.note) == (cuda_limits("sm_90a"), "")
+    for name in ("sm_130", "sm_130a", "sm_121"):  # the last one is known here, not to that nvcc
+        newer = archs.resolve(name, settings)
+        assert newer.limits == replace(cuda_limits("sm_120"), arch="compute_120")
+        assert "PTX of compute_120 is built for it" in newer.note
+        assert newer.note.startswith(f"{name} is newer than Cuda compilation tools, release 13.0")
+    older = archs.resolve("sm_70", settings)
+    assert older.limits is None
+    assert "12.9 is the last that knows sm_50 to sm_72" in older.note
+    assert "compute_" not in (archs.resolve("sm_86", settings).note or "")
+    assert archs.resolve("sm_86", settings).limits is None
+    assert archs.resolve("H200", settings).limits == cuda_limits("sm_90a")
+    with pytest.raises(UsageError, match="limits"):
+        archs.resolve("abc", settings)
+
+
+@pytest.mark.usefixtures("no_pip_nvcc")
+def test_architectures_without_an_nvcc(tmp_path: Path) -> None:
+    nothing = Settings(search_path=str(tmp_path))
+    assert archs.resolve("sm_80", nothing).limits == cuda_limits("sm_80")
+    newer = archs.resolve("sm_130", nothing)
+    assert newer.limits == replace(cuda_limits("sm_121"), arch="compute_121")
+    assert newer.note.startswith("sm_130 is newer than this autofa knows")
+    assert "sm_60" in archs.resolve("sm_60", nothing).note
 
 
 def test_ninja_beside_the_interpreter_comes_first(

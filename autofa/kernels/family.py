@@ -216,7 +216,14 @@ class KernelFamily:
         """The variants that may be built and measured for `problem` there; the default first."""
         if self.domain.refusal(problem, limits) is not None:
             return []
-        found = [v for v in self.points(problem) if v.refusal(problem, limits) is None]
+        names = [param.name for param in self.params]
+        found = []
+        # A family has thousands of points: a `Variant` is made of the legal ones only.
+        for values in itertools.product(*(param.values for param in self.params)):
+            named = dict(zip(names, values, strict=True))
+            params = Params(**named)
+            if all(rule.holds(params, problem, limits) for rule in self.constraints):
+                found.append(self.variant(named, problem))
         default = self.default_variant(problem, limits)
         return sorted(found, key=lambda v: v != default)
 

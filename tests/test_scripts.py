@@ -45,3 +45,21 @@ def test_it_installs_after_a_change_and_where_nothing_is_compiled(checkout: Path
     assert [installs(), installs()] == [2, 2]
     shutil.rmtree(checkout / "autofa" / "_native")
     assert [installs(), installs()] == [3, 3]
+
+
+def test_commands_installed_beside_the_torch_in_use_are_found(checkout: Path) -> None:
+    site, tool = (checkout.parent / "theirs" / p for p in ("lib/python3.11/site-packages", "bin/x"))
+    own = checkout / ".venv" / "lib" / "python3.11" / "site-packages"
+    for folder in (site, tool.parent, own):
+        folder.mkdir(parents=True)
+    (own / "calling.pth").write_text(f"{site}\n")
+    tool.write_text("#!/bin/sh\necho found\n")
+    tool.chmod(0o755)
+    done = subprocess.run(
+        ["bash", "-ec", 'source scripts/_env; ready ""; x'],
+        cwd=checkout,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout == "found\n"

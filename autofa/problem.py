@@ -17,7 +17,8 @@ _DTYPE_ALIASES = {
     "half": "f16",
     "bfloat16": "bf16",
 }
-MASKS = ("none", "causal", "causal_lower_right", "bool", "additive")
+EXPLICIT_MASKS = ("bool", "additive")
+MASKS = ("none", "causal", "causal_lower_right", *EXPLICIT_MASKS)
 DEVICES = ("cuda", "cpu")
 
 # Largest size of one dimension: products of two still fit 64 bits with room for byte offsets.

@@ -40,7 +40,7 @@ from autofa.device import Limits, cpu_limits, named_limits  # noqa: E402
 from autofa.errors import AutofaError, UsageError  # noqa: E402
 from autofa.kernels import REGISTRY  # noqa: E402
 from autofa.kernels.family import Variant  # noqa: E402
-from autofa.problem import Problem, parse_shape  # noqa: E402
+from autofa.problem import EXPLICIT_MASKS, Problem, parse_shape  # noqa: E402
 from autofa.runtime import kernels  # noqa: E402
 
 LENGTHS = (128, 197, 512, 1024, 2048)
@@ -64,7 +64,7 @@ def explicit_mask(problem: Problem, kind: str) -> torch.Tensor | None:
     p = problem
     if kind == "padding":
         return (torch.arange(p.seqlen_k) < p.seqlen_k / 2).expand(p.batch, 1, 1, p.seqlen_k)
-    if kind not in ("bool", "additive"):
+    if kind not in EXPLICIT_MASKS:
         return None
     generator = torch.Generator().manual_seed(1)
     values = torch.randn((p.batch, 1, p.seqlen_q, p.seqlen_k), generator=generator)

@@ -21,7 +21,7 @@ from tabulate import tabulate
 from autofa import compiler, settings
 from autofa.compiler.render import static_smem_bytes
 from autofa.device import Limits, cuda_build_arch, cuda_limits
-from autofa.kernels import REGISTRY
+from autofa.kernels import REGISTRY, mma
 from autofa.kernels.family import Variant
 from autofa.problem import Problem
 from autofa.store.ranking import is_valid, validity
@@ -30,8 +30,6 @@ from autofa.store.rows import Row
 
 # What ratios are to: FlashAttention-2 where it serves the head dim, else the efficient backend.
 PEERS = ("torch.flash", "torch.efficient")
-# The CUDA runtime keeps so much of a block's shared memory for itself.
-_RESERVED_SMEM = 1024
 
 
 @dataclass(frozen=True)
@@ -88,7 +86,7 @@ def residency(
     per_warp = -(-record.usage.registers * 32 // 256) * 256
     blocks = min(
         limits.regs_per_sm // (per_warp * threads // 32),
-        limits.smem_per_sm // (smem + _RESERVED_SMEM),
+        mma.resident_blocks(smem, limits),
         2048 // threads,
     )
     return smem, record.usage.registers, blocks

@@ -19,11 +19,10 @@ from autofa import compiler, settings
 from autofa.device import Limits, cpu_info, cpu_limits, named_limits
 from autofa.kernels import REGISTRY
 from autofa.kernels.family import KernelFamily, Variant
-from autofa.problem import Problem
+from autofa.problem import EXPLICIT_MASKS, Problem
 from autofa.runtime import abi
 
 TORCH = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
-EXPLICIT = ("bool", "additive")
 # Half a unit in the last place, relative; f32 results are compared absolutely.
 ROUNDING = {"f32": 0.0, "f16": 2.0**-11, "bf16": 2.0**-8}
 # Families that round weights to 16 bits may use an exp that is no better.
@@ -286,7 +285,7 @@ def check(
     if not library.serves(case, mask):
         return False
     tensors = qkv(library, rng, case)
-    attn_mask = explicit_mask(library, rng, case, mask) if mask in EXPLICIT else None
+    attn_mask = explicit_mask(library, rng, case, mask) if mask in EXPLICIT_MASKS else None
     options = {"mask": mask, "scale": case.scale, "attn_mask": attn_mask}
     lse = torch.full(tensors[0].shape[:3], math.nan)
     out = library.attend(tensors, threads, lse=lse, **options)

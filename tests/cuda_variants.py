@@ -21,13 +21,12 @@ from autofa import compiler, settings
 from autofa.compiler.render import identity, stub
 from autofa.device import Limits
 from autofa.kernels.family import KernelFamily, Variant
-from autofa.problem import Problem
+from autofa.problem import EXPLICIT_MASKS, Problem
 from autofa.resources import csrc_dir
 from autofa.runtime import abi
 
 EMULATOR = Path(__file__).parent / "cuda_emulator"
 TORCH = {"f16": torch.float16, "bf16": torch.bfloat16}
-EXPLICIT = ("bool", "additive")
 _TIMES_FAST = 16
 
 
@@ -260,7 +259,7 @@ def check(library: ctypes.CDLL, variant: Variant, case: Case, device: str = "cpu
         v[:, :, case.seqlen_k * 2 // 3 :, ::3] = math.nan
         if variant.mask != "none":  # without a mask, every row would be NaN
             k[:, :, -9:] = math.nan
-    explicit = variant.mask in EXPLICIT
+    explicit = variant.mask in EXPLICIT_MASKS
     attn_mask = _explicit_mask(case, variant.mask, dtype, device) if explicit else None
     buffer, view = _in_nan(q_shape, case.layout, dtype, device)
     lse = torch.full(q_shape[:3], math.nan, device=device)

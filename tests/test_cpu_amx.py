@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from cpu_variants import EXPLICIT, Case, Library, assert_close, check, qkv, reference
+from cpu_variants import Case, Library, assert_close, check, qkv, reference
 
 from autofa import compiler, settings
 from autofa.device import cpu_info, cpu_limits, named_limits
 from autofa.kernels.families.cpu_amx import FAMILY as CPU_AMX
-from autofa.problem import MASKS, parse_shape
+from autofa.problem import EXPLICIT_MASKS, MASKS, parse_shape
 from autofa.runtime import abi
 
 V4 = named_limits("x86-64-v4")
@@ -91,7 +91,7 @@ def test_tiny_scales_weigh_all_alike(library: Library, mask: str, tiny: float) -
         assert check(library, random.Random(2), Case(40, 70, scale=scale), mask)
 
 
-@pytest.mark.parametrize("mask", ["causal", *EXPLICIT])
+@pytest.mark.parametrize("mask", ["causal", *EXPLICIT_MASKS])
 def test_one_special_value_among_hidden_ones(library: Library, mask: str) -> None:
     """The keys of its group are weighed one by one; those before and after it are not."""
     rng = random.Random(3)
@@ -101,7 +101,7 @@ def test_one_special_value_among_hidden_ones(library: Library, mask: str) -> Non
     place = 40
     v[:, :, place, 5] = float("nan")
     attn_mask = None
-    if mask in EXPLICIT:
+    if mask in EXPLICIT_MASKS:
         visible = torch.rand(1, 1, 90, 300) < 0.7
         visible[..., :20, place] = False
         attn_mask = visible

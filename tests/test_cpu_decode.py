@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from cpu_variants import EXPLICIT, TORCH, Case, Library, check, explicit_mask, qkv
+from cpu_variants import TORCH, Case, Library, check, explicit_mask, qkv
 
 from autofa.device import cpu_info, cpu_limits, named_limits
 from autofa.kernels.families.cpu_decode import FAMILY as CPU_DECODE
-from autofa.problem import MASKS, parse_shape
+from autofa.problem import EXPLICIT_MASKS, MASKS, parse_shape
 
 
 @pytest.fixture(autouse=True)
@@ -52,12 +52,12 @@ def test_every_number_of_rows_per_key_head(library: Library, mask: str) -> None:
         assert check(library, rng, Case(nq, 530, 16, 16, 2 * group, 2), mask, exact_weights=True)
 
 
-@pytest.mark.parametrize("mask", ["none", "causal_lower_right", *EXPLICIT])
+@pytest.mark.parametrize("mask", ["none", "causal_lower_right", *EXPLICIT_MASKS])
 def test_same_bits_on_any_number_of_threads(library: Library, mask: str) -> None:
     rng = random.Random(6)
     case = Case(3, 2100, 64, 64, 4, 2)
     tensors = qkv(library, rng, case)
-    attn_mask = explicit_mask(library, rng, case, mask) if mask in EXPLICIT else None
+    attn_mask = explicit_mask(library, rng, case, mask) if mask in EXPLICIT_MASKS else None
     first = library.attend(tensors, mask=mask, attn_mask=attn_mask)
     for threads in (2, 3, 100):
         again = library.attend(tensors, threads, mask=mask, attn_mask=attn_mask)

@@ -18,7 +18,6 @@ from pathlib import Path
 import pytest
 import torch
 from cpu_variants import (
-    EXPLICIT,
     NO_THREADS,
     PARALLEL_FOR,
     Case,
@@ -33,7 +32,7 @@ from cpu_variants import (
 )
 from torch.nn.functional import scaled_dot_product_attention
 
-from autofa.problem import MASKS
+from autofa.problem import EXPLICIT_MASKS, MASKS
 from autofa.runtime import abi
 
 LENGTHS = (1, 2, 15, 16, 17, 31, 33, 63, 65, 127, 129, 255, 257)
@@ -106,7 +105,7 @@ def test_grouped_heads_and_scales(library: Library, mask: str) -> None:
     ran([check(library, rng, case, mask) for case in cases])
 
 
-@each(*EXPLICIT)
+@each(*EXPLICIT_MASKS)
 def test_masks_of_any_broadcast_shape(library: Library, mask: str) -> None:
     rng = random.Random(mask)
     done = []
@@ -170,7 +169,7 @@ def test_no_queries_or_no_batch_is_no_work(library: Library, mask: str) -> None:
 
 
 @pytest.mark.parametrize("poison", [math.nan, math.inf, -math.inf])
-@each("causal", "causal_lower_right", *EXPLICIT)
+@each("causal", "causal_lower_right", *EXPLICIT_MASKS)
 def test_hidden_keys_never_contribute(library: Library, mask: str, poison: float) -> None:
     rng = random.Random(4)
     for nq, nk, first in ((4, 9, 6), (16, 1100, 1087), (40, 40, 21), (100, 160, 90), (90, 60, 47)):
@@ -180,7 +179,7 @@ def test_hidden_keys_never_contribute(library: Library, mask: str, poison: float
         q, k, v = qkv(library, rng, case)
         attn_mask = None
         unaware = first - (nk - nq if mask == "causal_lower_right" else 0)
-        if mask in EXPLICIT:
+        if mask in EXPLICIT_MASKS:
             unaware = nq - 1
             attn_mask = explicit_mask(library, rng, case, mask).clone()
             attn_mask[:, :, :unaware, first:] = False if mask == "bool" else -math.inf
@@ -216,7 +215,7 @@ def test_same_bits_every_time(library: Library, mask: str) -> None:
         if not library.serves(case, mask):
             continue
         tensors = qkv(library, rng, case)
-        attn_mask = explicit_mask(library, rng, case, mask) if mask in EXPLICIT else None
+        attn_mask = explicit_mask(library, rng, case, mask) if mask in EXPLICIT_MASKS else None
         for threads in (1, 2, 3):
             first = library.attend(tensors, threads, mask=mask, attn_mask=attn_mask)
             for _ in range(3):
@@ -292,7 +291,7 @@ def test_nothing_outside_the_tensors_is_touched(
         out = guarded(torch.empty(2, 2, case.nq, case.dv, dtype=library.torch_dtype), at_end)
         lse = guarded(torch.empty(2, 2, case.nq), at_end)
         attn_mask = None
-        if mask in EXPLICIT:
+        if mask in EXPLICIT_MASKS:
             wide = explicit_mask(library, rng, case, mask).contiguous()
             attn_mask = guarded(wide.view(torch.uint8), at_end).view(torch.bool)
             if mask == "additive":

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from autofa.bench.protocol import Case
-from autofa.problem import Problem
+from autofa.problem import EXPLICIT_MASKS, Problem
 
 TORCH_DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 # Quiet NaNs in their own element type. Arithmetic may hand a payload on, so inputs bear another one
@@ -179,7 +179,7 @@ def make_inputs(case: Case, device: torch.device) -> Inputs:
         else:
             tensors.append(values.to(dtype))
     mask: torch.Tensor | None = None
-    if p.mask in ("bool", "additive"):
+    if p.mask in EXPLICIT_MASKS:
         scores = _random((p.batch, 1, p.seqlen_q, p.seqlen_k), generator, device)
         # About a sixth of the keys hidden; the first stays, so that no row is empty.
         mask = scores > -1.0 if p.mask == "bool" else scores.to(dtype)

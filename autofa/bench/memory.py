@@ -8,7 +8,7 @@ from pathlib import Path
 
 from autofa.compiler import jobs
 from autofa.device import DeviceKey
-from autofa.problem import DTYPE_BYTES, Problem
+from autofa.problem import DTYPE_BYTES, EXPLICIT_MASKS, Problem
 
 # Of what is available, what a worker may hold.
 SHARE = 0.8
@@ -34,7 +34,7 @@ def needed_bytes(problem: Problem) -> int:
     p = problem
     output = p.batch * p.heads_q * p.seqlen_q * p.head_dim_v * DTYPE_BYTES[p.dtype]
     # Explicit masks are drawn in f32.
-    mask = p.batch * p.seqlen_q * p.seqlen_k * 4 if p.mask in ("bool", "additive") else 0
+    mask = p.batch * p.seqlen_q * p.seqlen_k * 4 if p.mask in EXPLICIT_MASKS else 0
     return p.bytes + output + mask
 
 

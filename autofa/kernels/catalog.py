@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from autofa.device import Limits
-from autofa.kernels.family import KernelFamily, Params, Value, Variant
+from autofa.kernels.family import KernelFamily, Params, Variant
 from autofa.problem import Problem
 
 # Head dims that stand for a range when a declaration gives one.
@@ -26,16 +26,14 @@ class Listing:
     """
 
     family: KernelFamily
-    points: tuple[tuple[tuple[Value, ...], Problem], ...]
+    points: tuple[tuple[Params, Problem], ...]
     total: int
     refused: tuple[tuple[str, int], ...]
 
     @property
     def legal(self) -> list[Variant]:
         """The variants, in declared order."""
-        names = [param.name for param in self.family.params]
-        variant = self.family.variant
-        return [variant(dict(zip(names, v, strict=True)), problem) for v, problem in self.points]
+        return [self.family.variant(vars(params), problem) for params, problem in self.points]
 
 
 def head_dims_of(family: KernelFamily) -> tuple[int, ...]:
@@ -83,13 +81,7 @@ def listing(
 
     A family has up to a million points, so this asks the constraints and makes no `Variant`.
     """
-    names = [param.name for param in family.params]
-    space = [
-        (values, Params(**dict(zip(names, values, strict=True))))
-        for values in itertools.product(*(param.values for param in family.params))
-    ]
-    rules = [(c.holds, f"{c.name}: {c.reason}") for c in family.constraints]
-    legal: dict[tuple[object, ...], tuple[tuple[Value, ...], Problem]] = {}
+    legal: dict[tuple[object, ...], tuple[Params, Problem]] = {}
     kinds: set[tuple[object, ...]] = set()
     refused: Counter[str] = Counter()
     dims = head_dims_of(family) if head_dims is None else head_dims
@@ -102,14 +94,13 @@ def listing(
         kinds.add(kind)
         reason = domain.refusal(problem, limits)
         if reason is not None:
-            refused[reason] += len(space)
+            refused[reason] += len(family.space)
             continue
-        for values, params in space:
-            for holds, why in rules:
-                if not holds(params, problem, limits):
-                    refused[why] += 1
-                    break
+        for point, params in enumerate(family.space):
+            broken = family.broken(params, problem, limits)
+            if broken is None:
+                legal.setdefault((kind, point), (params, problem))
             else:
-                legal.setdefault((kind, values), (values, problem))
-    total = len(kinds) * len(space)
+                refused[f"{broken.name}: {broken.reason}"] += 1
+    total = len(kinds) * len(family.space)
     return Listing(family, tuple(legal.values()), total, tuple(sorted(refused.items())))

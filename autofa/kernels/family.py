@@ -206,24 +206,35 @@ class KernelFamily:
             problem.mask if "mask" in self.specialised else None,
         )
 
+    @cached_property
+    def space(self) -> tuple[Params, ...]:
+        """The values of every point, legal or not, in declared order."""
+        names = [param.name for param in self.params]
+        every = itertools.product(*(param.values for param in self.params))
+        return tuple(Params(**dict(zip(names, values, strict=True))) for values in every)
+
+    def broken(self, params: Params, problem: Problem, limits: Limits) -> Constraint | None:
+        """The first constraint that a point breaks there."""
+        for constraint in self.constraints:
+            if not constraint.holds(params, problem, limits):
+                return constraint
+        return None
+
     def points(self, problem: Problem) -> Iterator[Variant]:
         """Every point of the declared space, legal or not, in declared order."""
-        for values in itertools.product(*(param.values for param in self.params)):
-            named = dict(zip((param.name for param in self.params), values, strict=True))
-            yield self.variant(named, problem)
+        for params in self.space:
+            yield self.variant(vars(params), problem)
 
     def legal(self, problem: Problem, limits: Limits) -> list[Variant]:
         """The variants that may be built and measured for `problem` there; the default first."""
         if self.domain.refusal(problem, limits) is not None:
             return []
-        names = [param.name for param in self.params]
-        found = []
         # A family has thousands of points: a `Variant` is made of the legal ones only.
-        for values in itertools.product(*(param.values for param in self.params)):
-            named = dict(zip(names, values, strict=True))
-            params = Params(**named)
-            if all(rule.holds(params, problem, limits) for rule in self.constraints):
-                found.append(self.variant(named, problem))
+        found = [
+            self.variant(vars(params), problem)
+            for params in self.space
+            if self.broken(params, problem, limits) is None
+        ]
         default = self.default_variant(problem, limits)
         return sorted(found, key=lambda v: v != default)
 
@@ -333,10 +344,8 @@ class Variant:
         ):
             if own is not None and own != theirs:
                 return f"compiled for {own}, not {theirs}"
-        for constraint in self.family.constraints:
-            if not constraint.holds(self.params, problem, limits):
-                return f"{constraint.name}: {constraint.reason}"
-        return None
+        broken = self.family.broken(self.params, problem, limits)
+        return f"{broken.name}: {broken.reason}" if broken is not None else None
 
     def __str__(self) -> str:
         return self.slug

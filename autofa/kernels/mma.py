@@ -6,13 +6,12 @@ from collections.abc import Callable
 
 from autofa.device import Limits
 from autofa.kernels.family import Constraint, Domain, HeadDims, Param, Params
-from autofa.problem import MASKS, Problem
+from autofa.problem import EXPLICIT_MASKS, MASKS, Problem
 
 # Each block takes 1 KiB of the SM's shared memory besides its own.
 RESERVED_SMEM = 1024
 # Up to here of a thread's 255, estimated as row_warp_registers() does, no default spills.
 COMFORTABLE_REGISTERS = 240
-EXPLICIT_MASKS = ("bool", "additive")
 
 
 def domain(last_head_dim: int) -> Domain:
@@ -74,6 +73,12 @@ def rows_fit(p: Params, problem: Problem) -> bool:
     """Whether a default may take so many rows: explicit masks for two tiles of them soon spill."""
     most = 210 if problem.mask in EXPLICIT_MASKS else 255
     return row_warp_registers(p, problem) <= most
+
+
+def few_rows(p: Params, problem: Problem, limits: Limits) -> bool:
+    """Whether blocks of so many rows would leave rows of tiles, or SMs, without work."""
+    blocks = problem.batch * problem.heads_q * -(-problem.seqlen_q // p.block_m)
+    return bool(problem.seqlen_q <= p.block_m // 2 or blocks <= 2 * limits.units)
 
 
 ROWS_PER_WARP = Constraint(

@@ -12,12 +12,18 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from autofa.errors import UsageError, explain_bad
-from autofa.problem import MASKS, Problem, nearest_power_of_two, parse_dtype, parse_shape
+from autofa.problem import (
+    EXPLICIT_MASKS,
+    MASKS,
+    Problem,
+    nearest_power_of_two,
+    parse_dtype,
+    parse_shape,
+)
 
 DENSE = ("none",)
 CAUSAL = ("causal",)
 BOTH = ("none", "causal")
-MASKED = ("bool", "additive")
 
 
 @dataclass(frozen=True)
@@ -90,7 +96,7 @@ _CUDA_DEFAULT = Profile(
         Group(("2,16,1024,96", "2,16,4096,96", "1,8,1024,256", "1,8,4096,256"), ("bf16",)),
         Group(("1,8,2048,512", "1,8,8192,512", "1,32,4096,320", "1,8,8192,1024"), ("bf16",), DENSE),
         # Padded batches and biases: an explicit mask is a bucket of its own.
-        Group(("4,16,1024,64", "4,16,2048,128"), ("bf16",), MASKED),
+        Group(("4,16,1024,64", "4,16,2048,128"), ("bf16",), EXPLICIT_MASKS),
     ),
 )
 _CUDA_FULL = Profile(
@@ -139,7 +145,7 @@ _CPU_DEFAULT = Profile(
         # Decoding: one query row against a long cache, and a few that were guessed ahead.
         Group(("1,8,1/4096,64", "1,32/8,1/4096,128", "1,32/8,4/1024,128"), ("f32",), DENSE),
         Group(("1,32/8,1/1024,128",), ("f32", "bf16"), DENSE),
-        Group(("1,8,512,64",), ("f32", "bf16"), MASKED),
+        Group(("1,8,512,64",), ("f32", "bf16"), EXPLICIT_MASKS),
         Group(("1,32/8,1/1024,128",), ("f32",), ("bool",)),
     ),
 )
@@ -157,7 +163,7 @@ _CPU_FULL = Profile(
         Group(("1,8,4096,64", "1,8,4096,128", "1,4,1024,512"), ("f32",)),
         Group(("1,32/8,1/128,128", "8,32/8,1/1024,128"), ("f32", "bf16"), DENSE),
         Group(("1,8,1/1024,64", "1,8,4/4096,128", "1,8,8/1024,64"), ("f32", "bf16"), DENSE),
-        Group(("1,8,128,64", "1,8,1024,128"), ("f32", "bf16"), MASKED),
+        Group(("1,8,128,64", "1,8,1024,128"), ("f32", "bf16"), EXPLICIT_MASKS),
     ),
 )
 

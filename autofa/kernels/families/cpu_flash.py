@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from autofa.device import Limits
 from autofa.kernels.family import Constraint, Domain, KernelFamily, Param, Params, Value
-from autofa.problem import Problem
+from autofa.problem import EXPLICIT_MASKS, Problem
 
 # Vector registers of an x86-64 level.
 _REGISTERS = {"v3": 16, "v4": 32}
@@ -53,7 +53,7 @@ def _surely_faster(problem: Problem, limits: Limits) -> bool:
     explicit masks, AVX2 had 0.94-1.5x; AVX-512 had 1.07x and more in f32 and f16.
     """
     p = problem
-    if p.mask in ("bool", "additive") and limits.capability < 4:
+    if p.mask in EXPLICIT_MASKS and limits.capability < 4:
         return False
     widest = max(p.head_dim, p.head_dim_v)
     if p.dtype == "f32" and limits.capability >= 4 and _small_and_faster(p):

@@ -27,10 +27,8 @@ def _default(problem: Problem, limits: Limits) -> dict[str, Value]:
     From head dim 96 on, queries, scores and output of 32 rows are too much for one warp.
     """
     p = Params(block_m=128, block_n=64, warps=4, stages=2, accumulate="f32")
-    blocks = problem.batch * problem.heads_q * -(-problem.seqlen_q // p.block_m)
-    few = problem.seqlen_q <= 64 or blocks <= 2 * limits.units
     wide = _registers(p, problem) <= mma.COMFORTABLE_REGISTERS and mma.rows_fit(p, problem)
-    if few or not wide:
+    if mma.few_rows(p, problem, limits) or not wide:
         p.block_m = 64
     if _registers(p, problem) > mma.COMFORTABLE_REGISTERS:
         p.block_n = 32

@@ -20,9 +20,7 @@ def _default(problem: Problem, limits: Limits) -> dict[str, Value]:
     At head dim 128, 64 keys just fit the registers, with two stages; without room for those, 32.
     """
     p = Params(block_m=128, block_n=64, warps=4, stages=2, accumulate="f32")
-    blocks = problem.batch * problem.heads_q * -(-problem.seqlen_q // p.block_m)
-    few = problem.seqlen_q <= 64 or blocks <= 2 * limits.units
-    if few or not mma.rows_fit(p, problem):
+    if mma.few_rows(p, problem, limits) or not mma.rows_fit(p, problem):
         p.block_m = 64
     deep = mma.resident_blocks(_smem_bytes(p, problem), limits) >= 2
     if not deep and mma.row_warp_registers(p, problem) > mma.COMFORTABLE_REGISTERS:

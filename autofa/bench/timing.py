@@ -28,6 +28,8 @@ _LEAVES = ((2, 8.0), (3, 3.0), (5, 1.6))
 _WAITED = 0.1
 # Or if plain SDPA took so many times its median: what a machine does that does not count waiting.
 _FAR_OFF = 2.0
+# Fewer undisturbed samples say nothing of their own spread.
+_LEAST_CALM = 2
 # At most so many times the rounds of a plan are played.
 _PATIENCE = 2
 
@@ -182,9 +184,12 @@ class _Rounds:
         return self.played - len(self._disturbed)
 
     def kept(self) -> list[_Track]:
-        """The tracks by what counts: all of one's samples where none was taken undisturbed."""
-        dropped = self._disturbed if self.counted else set()
-        return [_Track(track.turn, track.calm(dropped) or track.samples) for track in self.tracks]
+        """The tracks by what counts: all of one's samples where too few were taken undisturbed."""
+        found = []
+        for track in self.tracks:
+            calm = track.calm(self._disturbed)
+            found.append(_Track(track.turn, calm if len(calm) >= _LEAST_CALM else track.samples))
+        return found
 
     def resolved(self) -> bool:
         enough = self.counted >= self._plan.min_rounds

@@ -37,6 +37,10 @@ KINDS = (
     Kind("f16", "none", 8),
     Kind("bf16", "additive", 64),
 )
+# Bytes that defaults spill although they should not: the one tile of that head dim that fits.
+KNOWN_SPILLS = {
+    ("mma.tiling_qkv-d1024-m32n128-w8c8-k128-s2-f32-f16-causal_lower_right", "sm_120"): 44,
+}
 # Their cases in turn: each variant takes some, all together take each twice.
 _CASES_EACH = 4
 _SLOW_KINDS = (
@@ -132,7 +136,7 @@ def test_the_space_is_modest(family: KernelFamily) -> None:
     for head_dim in (d for d in HEAD_DIMS if d in family.domain.head_dims):
         problem = Problem("bf16", 1, 8, 8, 8191, 8191, head_dim, head_dim)
         legal = family.legal(problem, H200)
-        assert sum(v.accuracy("bf16") == "f32" for v in legal) <= 64, head_dim
+        assert sum(v.accuracy("bf16") == "f32" for v in legal) <= 40, head_dim
         assert {1, 2} <= {v.params.stages for v in legal}, head_dim
 
 
@@ -155,7 +159,5 @@ def test_defaults_compile_without_spilling(family: KernelFamily, here: Settings)
     for done in compiler.build(wanted, here, jobs=2):
         assert done.library is not None, done.message
         assert done.usage is not None
-        # Above 512 columns a small shared memory leaves one tile to choose, which spills a little
-        # where it masks.
-        allowed = 64 if (done.variant.head_dim or 0) > 512 else 0
-        assert done.usage.spill_bytes <= allowed, (done.variant.slug, done.target, done.usage)
+        known = KNOWN_SPILLS.get((done.variant.slug, done.target), 0)
+        assert done.usage.spill_bytes <= known, (done.variant.slug, done.target, done.usage)

@@ -21,7 +21,7 @@ from autofa import compiler, settings
 from autofa.device import Limits
 from autofa.kernels import REGISTRY
 from autofa.kernels.family import KernelFamily, Variant
-from autofa.problem import MASKS, Problem
+from autofa.problem import EXPLICIT_MASKS, MASKS, Problem
 from autofa.runtime import abi, devices
 
 pytestmark = [pytest.mark.gpu, pytest.mark.nvcc, pytest.mark.timeout(600)]
@@ -32,8 +32,8 @@ KINDS = (("f16", "f32"), ("bf16", "f32"), ("f16", "f16"))
 GROUPS = (1, 4, 8)
 LENGTHS = (1, 2, 7, 15, 16, 17, 31, 33, 63, 64, 65, 96, 127, 128, 129, 200, 256, 257, 8191)
 _PER_VARIANT = 4
-# Sums in f16, of up to 1024 products and some hundred weights: so many times SDPA's error.
-_TIMES = {"f32": 2.0, "fast": 64.0}
+# Sums in f16, of up to 1024 products and some hundred weights: at most 8.2 on an H200.
+_TIMES = {"f32": 2.0, "fast": 16.0}
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def errors(library: CDLL, variant: Variant, case: Case) -> Errors:
     k, v = random(case.heads_kv, case.seqlen_k), random(case.heads_kv, case.seqlen_k)
     scale = head_dim**-0.5
     attn_mask = None
-    if mask in cuda_variants.EXPLICIT:
+    if mask in EXPLICIT_MASKS:
         visible = torch.rand(1, case.heads_q, case.seqlen_q, case.seqlen_k, device="cuda") < 0.8
         visible[..., 0] = True
         attn_mask = visible

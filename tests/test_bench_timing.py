@@ -136,6 +136,18 @@ def test_rounds_without_cores_do_not_count_however_even_they_are() -> None:
     assert result.timings[0].samples == 126
 
 
+def test_one_undisturbed_round_does_not_stand_for_all() -> None:
+    world = World()
+    turns = [Simulated(world, ms) for ms in (1.0, 0.8)]
+
+    def waited() -> float:
+        return 0.01 * max(turns[0].turns - 1, 0)  # in all rounds but the first
+
+    plan = Plan(min_rounds=7, max_rounds=7, budget_s=1e9)
+    result = take_turns(turns, 0, plan, lambda index: None, lambda: world.now, waited)
+    assert [timing.samples for timing in result.timings if timing] == [result.rounds] * 2
+
+
 def test_the_budget_ends_the_rounds() -> None:
     world = World()
     result, _ = world.run([100.0, 99.0], Plan(budget_s=10.0))

@@ -74,6 +74,10 @@ class StoreTooNewError(StoreError):
     """The database was written by a newer version of autofa."""
 
 
+# Ends the warnings of `attention`, which has room for one line only.
+DOCTOR = "`autofa doctor` says what to do"
+
+
 def explain_bad(what: str, got: object, supported: str, do: str) -> str:
     """One message in the form every error of autofa has.
 

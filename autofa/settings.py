@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,10 +52,30 @@ def _choice(name: str, value: str, allowed: tuple[str, ...]) -> str:
 def _jobs(value: str | None) -> int | None:
     if value is None or not value.strip():
         return None
-    if not value.strip().isdigit() or int(value) < 1:
+    # Nobody has a thousand cores to spare; isdigit() alone also takes what int() does not.
+    if not re.fullmatch(r"0*[1-9][0-9]{0,3}", value.strip(), re.ASCII):
         do = "set it to a number of parallel compilations, or unset it"
-        raise UsageError(explain_bad("MAX_JOBS", value, "a whole number >= 1", do))
+        raise UsageError(explain_bad("MAX_JOBS", value, "a whole number from 1 to 9999", do))
     return int(value)
+
+
+def _folder(name: str, value: str | None) -> Path | None:
+    if not value:
+        return None
+    try:
+        return Path(value).expanduser()
+    except RuntimeError:
+        do = "write the folder's whole path"
+        raise UsageError(explain_bad(name, value, "a folder; ~USER of a known user", do)) from None
+
+
+def _command(name: str, value: str | None) -> tuple[str, ...] | None:
+    try:
+        words = tuple(shlex.split(value or ""))
+    except ValueError as error:
+        supported = "a command as a shell reads it"
+        raise UsageError(explain_bad(name, value, supported, f"mend it: {error}")) from None
+    return words or None
 
 
 def _flag(name: str, value: str) -> bool:
@@ -66,28 +87,49 @@ def _flag(name: str, value: str) -> bool:
     raise UsageError(explain_bad(name, value, "0 or 1", "set it to one of these"))
 
 
+_Environment = Mapping[str, str]
+
+# field of Settings -> how it is read.
+_READERS: dict[str, Callable[[_Environment], object]] = {
+    "db": lambda env: env.get("AUTOFA_DB") or None,
+    "cache_dir": lambda env: _folder("AUTOFA_CACHE_DIR", env.get("AUTOFA_CACHE_DIR")),
+    "precision": lambda env: _choice(
+        "AUTOFA_PRECISION", env.get("AUTOFA_PRECISION") or "f32", PRECISIONS
+    ),
+    "force_kernel": lambda env: env.get("AUTOFA_FORCE_KERNEL") or None,
+    "disable": lambda env: _flag("AUTOFA_DISABLE", env.get("AUTOFA_DISABLE", "")),
+    "log": lambda env: _choice("AUTOFA_LOG", env.get("AUTOFA_LOG") or "warning", LOG_LEVELS),
+    "max_jobs": lambda env: _jobs(env.get("MAX_JOBS")),
+    "cuda_home": lambda env: _folder("CUDA_HOME", env.get("CUDA_HOME")),
+    "cxx": lambda env: _command("CXX", env.get("CXX")),
+    "search_path": lambda env: env.get("PATH", os.defpath),
+}
+
+
 def load() -> Settings:
     """Reads the environment now.
 
     Raises:
         UsageError: a variable holds a value that is not understood.
     """
-    env = os.environ
-    cache = env.get("AUTOFA_CACHE_DIR")
-    cuda_home = env.get("CUDA_HOME")
-    cxx = env.get("CXX")
-    return Settings(
-        db=env.get("AUTOFA_DB") or None,
-        cache_dir=Path(cache).expanduser() if cache else None,
-        precision=_choice("AUTOFA_PRECISION", env.get("AUTOFA_PRECISION") or "f32", PRECISIONS),
-        force_kernel=env.get("AUTOFA_FORCE_KERNEL") or None,
-        disable=_flag("AUTOFA_DISABLE", env.get("AUTOFA_DISABLE", "")),
-        log=_choice("AUTOFA_LOG", env.get("AUTOFA_LOG") or "warning", LOG_LEVELS),
-        max_jobs=_jobs(env.get("MAX_JOBS")),
-        cuda_home=Path(cuda_home).expanduser() if cuda_home else None,
-        cxx=tuple(shlex.split(cxx)) if cxx else None,
-        search_path=env.get("PATH", os.defpath),
-    )
+    return Settings(**{name: read(os.environ) for name, read in _READERS.items()})  # type: ignore[arg-type]
+
+
+def load_usable() -> tuple[Settings, tuple[UsageError, ...]]:
+    """What of the environment is understood, and what is not. Never raises."""
+    values: dict[str, object] = {}
+    complaints = []
+    for name, read in _READERS.items():
+        try:
+            values[name] = read(os.environ)
+        except UsageError as error:
+            complaints.append(error)
+    return Settings(**values), tuple(complaints)  # type: ignore[arg-type]
+
+
+def gpus_are_hidden() -> bool:
+    """Whether the environment hides every GPU from CUDA's programs on purpose."""
+    return os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip() in ("", "-1")
 
 
 def cache_dir(settings: Settings) -> Path:

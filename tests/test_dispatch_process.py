@@ -82,10 +82,14 @@ def test_without_the_runtime_library() -> None:
     assert "every call goes to plain SDPA" in found[0]
 
 
-def test_a_setting_that_is_not_understood_is_one_warning() -> None:
-    found = run("import autofa\ncheck()\n", MAX_JOBS="many").stderr.strip().splitlines()
+@pytest.mark.parametrize(
+    ("name", "value"), [("MAX_JOBS", "many"), ("CXX", "g++ 'open"), ("CUDA_HOME", "~nobody-here")]
+)
+def test_a_setting_that_is_not_understood_is_one_warning(name: str, value: str) -> None:
+    found = run("import autofa\ncheck()\n", **{name: value}).stderr.strip().splitlines()
     assert len(found) == 1
-    assert "MAX_JOBS" in found[0]
+    assert name in found[0]
+    assert "autofa doctor" in found[0]
 
 
 def test_forced_by_the_environment() -> None:

@@ -13,7 +13,7 @@ from functools import cache
 from autofa import collector
 from autofa.device import DeviceKey
 from autofa.dispatch.ladder import Evidence
-from autofa.errors import StoreError
+from autofa.errors import DOCTOR, StoreError
 from autofa.problem import Bucket
 from autofa.settings import Settings, database, without_secrets
 from autofa.store import reader, seeds
@@ -51,10 +51,10 @@ def gather(device: DeviceKey, settings: Settings) -> Evidence:
             measured = by_bucket(_rows(path, device))
     except StoreError as error:
         lost = str(error)
-        log.warning("stored measurements are not used: %s", error)
+        log.warning("stored measurements are not used: %s; %s", error, DOCTOR)
     except Exception as error:
         lost = f"{where}: {error!r}".replace(path, where)
-        log.warning("stored measurements are not used: %s; `autofa report` says more", lost)
+        log.warning("stored measurements are not used: %s; %s", lost, DOCTOR)
     if not measured and not lost:
         log.info("no measurements of %s in %s; `autofa tune` makes them", device, where)
 

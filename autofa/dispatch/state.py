@@ -14,7 +14,7 @@ from torch import Tensor
 from autofa import settings as settings_module
 from autofa.dispatch import fake, shortcut
 from autofa.dispatch.table import Table
-from autofa.errors import UsageError, explain_bad
+from autofa.errors import DOCTOR, UsageError, explain_bad
 from autofa.runtime import extension
 from autofa.runtime.abi import FLAG_DETERMINISTIC, FLAG_FAST, LaunchKey
 from autofa.settings import PRECISIONS, Settings
@@ -66,12 +66,12 @@ _lock = threading.RLock()
 
 
 def _read_settings() -> Settings:
-    """The environment's settings. A value that is not understood costs one warning, no call."""
-    try:
-        return settings_module.load()
-    except UsageError as error:
-        log.warning("the environment's settings are not used: %s", error)
-        return Settings()
+    """The environment's settings. Values that are not understood cost one warning, no call."""
+    settings, complaints = settings_module.load_usable()
+    if complaints:
+        more = f"; {len(complaints) - 1} more" if len(complaints) > 1 else ""
+        log.warning("a setting is not used: %s%s; %s", complaints[0], more, DOCTOR)
+    return settings
 
 
 def _set_up_log(level: str) -> None:
@@ -96,7 +96,7 @@ def start() -> None:
         else:
             STATE.off = extension.reason() or ""
             if STATE.off:
-                log.warning("%s; every call goes to plain SDPA", STATE.off)
+                log.warning("%s; every call goes to plain SDPA; %s", STATE.off, DOCTOR)
             else:
                 fake.register()
                 STATE.fwd = torch.ops.autofa.fwd.default._op

@@ -49,7 +49,11 @@ def sqlite_path(location: str | os.PathLike[str]) -> Path | None:
     if not text or text == ":memory:" or "\0" in text:
         supported = "a path, or a URL such as sqlite:///autofa.db"
         raise StoreError(explain_bad("database", text, supported, "name a file"))
-    return Path(text).expanduser()
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:
+        supported = "a file; ~USER of a known user"
+        raise StoreError(explain_bad("database", text, supported, "write its path")) from None
 
 
 def read(location: str | os.PathLike[str], device: DeviceKey, *, timeout: float = 0.1) -> list[Row]:

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C._nn import scaled_dot_product_attention as sdpa  # F's own, whatever F holds now
 from torch.autograd import forward_ad
-from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 from autofa.dispatch import forcing, routes, state
 from autofa.dispatch.arguments import check_kinds

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch._C._nn import scaled_dot_product_attention as sdpa  # F's own, whatever F holds now
 from torch.autograd import forward_ad
-from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 from autofa.runtime.tensors import validate
 
@@ -131,6 +131,33 @@ def both_masks(attn_mask: Tensor, query: Tensor, key: Tensor) -> Tensor:
     return attn_mask.masked_fill(~visible, float("-inf"))
 
 
+def untouched(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+) -> Tensor:
+    """torch's own function, also while `torch.nn.functional` holds another one.
+
+    A `CausalBias` knows a call of SDPA only by the very object that is there (torch 2.13).
+    """
+    if attn_mask is not None and type(attn_mask).__name__ == "CausalBias":
+        held = torch.nn.functional.scaled_dot_product_attention
+        if held is not sdpa:
+            kind = type(attn_mask)
+            call = (query, key, value, attn_mask, dropout_p, is_causal)
+            rest = {"scale": scale, "enable_gqa": enable_gqa}
+            biased: Tensor = kind.__torch_function__(held, (kind,), call, rest)  # type: ignore[no-untyped-call]
+            return biased
+    return sdpa(
+        query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+    )
+
+
 def plain(
     query: Tensor,
     key: Tensor,
@@ -151,16 +178,7 @@ def plain(
     if known and attn_mask is not None:
         attn_mask, is_causal = one_corner(attn_mask, is_causal, query, key)
     if not known:
-        return sdpa(
-            query,
-            key,
-            value,
-            attn_mask,
-            dropout_p,
-            is_causal,
-            scale=scale,
-            enable_gqa=enable_gqa,
-        )
+        return untouched(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
     if key.dim() < 2 or value.dim() < 2 or key.shape[-2] != value.shape[-2]:
         validate(query, key, value, attn_mask, is_causal, enable_gqa)
     if is_causal and attn_mask is not None and is_plain(attn_mask):
@@ -171,7 +189,5 @@ def plain(
         # CPU), and 0 with NaN. The sign goes into the query instead.
         factor, scale = (-1.0, -scale) if scale < 0 else (0.0 if scale == 0 else scale, 1.0)
         query = query * factor
-    out = sdpa(
-        query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
-    )
+    out = untouched(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
     return out if factor == factor else out * factor

@@ -27,6 +27,7 @@ LAYERS = {
     "dispatch": 3,
     "tuning": 4,
     "reporting": 4,
+    "diagnosis": 4,
     "cli": 5,
     "integrations": 5,
     "__main__": 6,

@@ -23,6 +23,7 @@ COMMANDS = {
     "kernels": "The kernel families, their parameters, constraints and legal variants.",
     "build": "Compile variants ahead of time and print what each uses.",
     "explain": "Say which kernel `autofa.attention` uses for a shape.",
+    "doctor": "Say what was found here, what is wrong with it, and how to mend that.",
     "db": "Where the measurements are.",
 }
 

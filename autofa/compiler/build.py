@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from autofa.compiler import cache, execute
+from autofa.compiler import cache, execute, trial
 from autofa.compiler.diagnostics import Usage, headline, killed_for_memory, parse_usage
 from autofa.compiler.execute import Job, Outcome, find_ninja
 from autofa.compiler.fingerprint import fingerprint
@@ -207,18 +207,11 @@ class _Run:
         self.probed.add(target)
         place = folder / "probe"
         place.mkdir(exist_ok=True)
-        source = place / f"empty{source_suffix(target)}"
-        source.write_text('extern "C" int autofa_probe() { return 0; }\n')
-        job = Job(0, compile_command(toolchain, target, (), source.name, "empty.so"))
-        for outcome in execute.run([job], place, self.settings, 1, self.timeout):
-            if outcome.code != 0:
-                log = execute.log_of(place, 0)
-                kept = cache.directory(self.settings, target) / "toolchain.log"
-                kept.write_text(log)
-                raise ToolchainError(
-                    f"{toolchain} cannot compile an empty file for {target}: {headline(log)} "
-                    f"[{kept}]; mend this compiler, or name another by CXX or CUDA_HOME"
-                )
+        log = trial.failure(toolchain, target, place, self.settings, self.timeout)
+        if log is not None:
+            kept = cache.directory(self.settings, target) / "toolchain.log"
+            kept.write_text(log)
+            raise ToolchainError(f"{trial.sentence(toolchain, target, log)} [{kept}]; {trial.DO}")
 
 
 def build(

@@ -27,6 +27,9 @@ from autofa.kernels.family import Variant
 from autofa.resources import native_dir
 from autofa.settings import Settings, cache_dir
 
+# What `damage` says of a library of before checksums were written.
+NO_CHECKSUM = "its record has no checksum"
+
 _log = logging.getLogger("autofa.compiler")
 
 
@@ -95,7 +98,7 @@ def _difference(library: Path, record: Record | None) -> str | None:
     if record is None:
         return "its record cannot be read"
     if not record.sha256:
-        return None if library.is_relative_to(native_dir()) else "its record has no checksum"
+        return None if library.is_relative_to(native_dir()) else NO_CHECKSUM
     size = library.stat().st_size
     if size != record.size:
         return f"it has {size} bytes, not {record.size}"
@@ -127,7 +130,7 @@ def damage(library: Path) -> str | None:
     return known[2]
 
 
-def _distrust(path: Path) -> str | None:
+def distrust(path: Path) -> str | None:
     """Why nothing at `path` should be loaded; None if only its owner or root could have made it."""
     info = path.stat()
     if info.st_uid not in (0, os.geteuid()):
@@ -155,7 +158,7 @@ def cached_library(variant: Variant, target: str, settings: Settings) -> Path | 
     library = folder / f"{stem(variant, target)}.so"
     try:
         for path in (library, folder):
-            reason = _distrust(path)
+            reason = distrust(path)
             if reason is not None:
                 _say_once(path, "%s is not loaded: %s", path, reason)
                 return None
@@ -181,6 +184,15 @@ def library_of(variant: Variant, target: str, settings: Settings) -> Path | None
         UsageError: an unknown target.
     """
     return cached_library(variant, target, settings) or prebuilt_library(variant, target)
+
+
+def slugs_built(settings: Settings) -> frozenset[str]:
+    """The slugs of all libraries there are, in the cache and prebuilt, for whatever target and of
+    whatever sources: `library_of` says which may be loaded."""
+    roots = (cache_dir(settings) / "variants", native_dir() / "variants")
+    return frozenset(
+        library.stem.rpartition("-")[0] for root in roots for library in root.glob("*/*.so")
+    )
 
 
 def record_of(library: Path) -> Record | None:

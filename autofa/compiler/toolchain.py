@@ -58,7 +58,7 @@ class Toolchain:
         return f"{self.version} ({' '.join(self.command)}, from {self.origin})"
 
 
-def _ask(
+def ask(
     command: tuple[str, ...], settings: Settings, do: str, patience: float = VERSION_SECONDS
 ) -> str:
     """What a compiler prints. It is run as compilations are, so that it ends with this process.
@@ -137,7 +137,7 @@ def _find_cuda(settings: Settings, patience: float) -> Toolchain:
         raise ToolchainError(f"nvcc: not in {looked}, PATH or the pip packages; {_GET_NVCC}")
     nvcc_path, origin = there[0][0].absolute(), there[0][1]
     command = (str(nvcc_path),)
-    said = _ask((*command, "--version"), settings, _GET_NVCC, patience)
+    said = ask((*command, "--version"), settings, _GET_NVCC, patience)
     version, major, minor = _release(command, said, r"release (\d+)\.(\d+)", _GET_NVCC)
     _refuse_older(str(nvcc_path), (major, minor), OLDEST_NVCC, _GET_NVCC)
     link = _cudart(nvcc_path.parents[1], origin)
@@ -156,7 +156,7 @@ def _find_cpu(settings: Settings, patience: float) -> Toolchain:
         if found is None:
             raise ToolchainError(f"C++ compiler: CXX is not set, no g++ or c++ in PATH; {_GET_CXX}")
         command, origin = (found,), "PATH"
-    said = _ask((*command, "--version"), settings, _GET_CXX, patience)
+    said = ask((*command, "--version"), settings, _GET_CXX, patience)
     version, major, minor = _release(command, said, r"(?:\)|version|\+\+) (\d+)\.(\d+)", _GET_CXX)
     oldest = OLDEST_CLANG if "clang" in said else OLDEST_GCC
     _refuse_older(" ".join(command), (major, minor), oldest, _GET_CXX)
@@ -188,7 +188,7 @@ def find(kind: str, settings: Settings, patience: float = VERSION_SECONDS) -> To
 @lru_cache(maxsize=16)
 def _known_archs(command: tuple[str, ...], search_path: str) -> tuple[str, ...]:
     settings = Settings(search_path=search_path)
-    said = _ask((*command, "--list-gpu-arch"), settings, "check this installation of CUDA")
+    said = ask((*command, "--list-gpu-arch"), settings, "check this installation of CUDA")
     numbers = sorted({int(n) for n in re.findall(r"compute_(\d+)", said)})
     return tuple(f"sm_{n}" for n in numbers)
 

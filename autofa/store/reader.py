@@ -77,14 +77,20 @@ def read(location: str | os.PathLike[str], device: DeviceKey, *, timeout: float 
     try:
         connection = connect(path, timeout)
         try:
-            return _select(connection, path, device)
+            return select(connection, path, device)
         finally:
             connection.close()
     except sqlite3.Error as error:
         raise as_store_error(error, str(path)) from error
 
 
-def _select(connection: sqlite3.Connection, path: Path, device: DeviceKey) -> list[Row]:
+def select(connection: sqlite3.Connection, path: Path, device: DeviceKey) -> list[Row]:
+    """The rows that `read` gives, through a connection that is open.
+
+    Raises:
+        StoreError: as `read`.
+        sqlite3.Error: the file is damaged, or locked.
+    """
     key = (device.kind, device.name, device.arch, device.units, device.memory_gib)
     try:
         try:
@@ -138,11 +144,14 @@ def present(path: Path) -> bool:
     return True
 
 
-def connect(path: Path, timeout: float) -> sqlite3.Connection:
+def connect(path: Path, timeout: float, *, immutable: bool = False) -> sqlite3.Connection:
     """A read-only connection, in folders that cannot be written too.
 
     A file in WAL mode needs its `-shm` neighbour even to be read. Where the folder does not let it
     be made, nobody can be writing there either, so the file is opened as immutable.
+
+    Args:
+        immutable: nobody is writing: open it so at once, which makes no neighbours.
 
     Raises:
         sqlite3.Error: it cannot be opened, or is no database.
@@ -150,6 +159,8 @@ def connect(path: Path, timeout: float) -> sqlite3.Connection:
     name = os.fspath(path.absolute())
     for reserved, escape in (("%", "%25"), ("?", "%3f"), ("#", "%23")):
         name = name.replace(reserved, escape)
+    if immutable:
+        return _open(f"file:{name}?immutable=1", timeout)
     try:
         return _open(f"file:{name}?mode=ro", timeout)
     except sqlite3.OperationalError as error:

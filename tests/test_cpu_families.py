@@ -172,7 +172,14 @@ def test_no_queries_or_no_batch_is_no_work(library: Library, mask: str) -> None:
 @each("causal", "causal_lower_right", *EXPLICIT_MASKS)
 def test_hidden_keys_never_contribute(library: Library, mask: str, poison: float) -> None:
     rng = random.Random(4)
-    for nq, nk, first in ((4, 9, 6), (16, 1100, 1087), (40, 40, 21), (100, 160, 90), (90, 60, 47)):
+    for nq, nk, first in (
+        (4, 9, 6),
+        (16, 1100, 1087),
+        (40, 40, 21),
+        (100, 160, 90),
+        (90, 60, 47),
+        (33, 64, 33),
+    ):
         case = Case(nq, nk, 32, 32)
         if not library.serves(case, mask):
             continue

@@ -253,6 +253,8 @@ class Panel {
                          step.keys, factor, scores);
       if (mask_.additive()) factor = 1;
     }
+    // Keys of the group that no query of the unit sees have weights of 0, which hide no NaN.
+    seen.some_hidden |= step.keys < smaller(params_.seqlen_k - step.begin, kSide);
     const int64_t common = seen_by_all(step.unit) - step.begin;
     if (common < step.keys) {
       seen.some_hidden = true;

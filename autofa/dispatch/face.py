@@ -250,14 +250,14 @@ def _asked(
             raise forcing.not_applicable(slug, reason)
         return forcing.attend(slug, query, key, value, attn_mask, is_causal, scale, enable_gqa)
     if reason or slug is not None:
-        return routes.plain(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+        out = routes.plain(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+        return out if reason else restride(out, query, key, value, enable_gqa)
     lower_right = attn_mask is not None and is_lower_right(attn_mask)
     mask = None if lower_right else attn_mask
     try:
-        out: Tensor = _fwd(
+        return _fwd(
             query, key, value, mask, is_causal or lower_right, scale, enable_gqa, lower_right
         )
-        return out
     except RuntimeError as error:
         return _recover(error, query, key, value, attn_mask, is_causal, scale, enable_gqa)
 

@@ -118,7 +118,7 @@ class _Run:
     def wait_for(self, lock: Lock) -> bool:
         """Takes the lock; False if meanwhile others have built everything."""
         started, told = time.monotonic(), False
-        while not lock.acquire():
+        while not self._acquire(lock):
             self.take_cached()
             if not self.pending:
                 return False
@@ -127,6 +127,10 @@ class _Run:
                 _log.warning("waiting for %s, which is building too", lock.holder())
             time.sleep(_LOCK_POLL_SECONDS)
         return True
+
+    def _acquire(self, lock: Lock) -> bool:
+        with cache.writing(lock.folder):
+            return lock.acquire()
 
     def compile(self, folder: Path, jobs: int) -> None:
         """Compiles all that is pending in `folder`; what was disturbed once more, by itself."""
@@ -154,12 +158,15 @@ class _Run:
             key = self.keys[variant, target] = fingerprint(variant, target)
             source = folder / f"{index}{source_suffix(target)}"
             says = identity(variant.slug, key, target, toolchain.version)
-            source.write_text(says + stub(variant))
+            with cache.writing(folder):
+                source.write_text(says + stub(variant))
             command = compile_command(
                 toolchain, target, include_roots(variant), source.name, f"{index}.so"
             )
             planned.append(Job(index, command))
-        yield from execute.run(planned, folder, self.settings, jobs, self.timeout)
+        # Only what fails in there is caught, not what the caller does between two outcomes.
+        with cache.writing(folder):
+            yield from execute.run(planned, folder, self.settings, jobs, self.timeout)
 
     def _conclude(self, request: Request, outcome: Outcome, folder: Path) -> None:
         variant, target = request
@@ -182,15 +189,18 @@ class _Run:
                 *(variant.slug, target, key, toolchain.version),
                 *(outcome.seconds, outcome.cpu_seconds, usage),
             )
-            library = cache.publish(folder / f"{outcome.index}.so", place, name, record)
+            with cache.writing(place):
+                library = cache.publish(folder / f"{outcome.index}.so", place, name, record)
         elif killed_for_memory(outcome.code, log):
             status, why = "out_of_memory", "the compiler was killed for want of memory, twice"
         else:
+            cache.refuse_full(folder, log)
             self._probe(toolchain, target, folder)
             status, why = "compile_error", headline(log, include_roots(variant))
         if library is None:
             kept = place / f"{name}.log"
-            kept.write_text(log)
+            with cache.writing(place):
+                kept.write_text(log)
             why = f"{why} [{kept}]"
         self.finish(
             Build(
@@ -207,7 +217,8 @@ class _Run:
         self.probed.add(target)
         place = folder / "probe"
         place.mkdir(exist_ok=True)
-        log = trial.failure(toolchain, target, place, self.settings, self.timeout)
+        with cache.writing(folder):
+            log = trial.failure(toolchain, target, place, self.settings, self.timeout)
         if log is not None:
             kept = cache.directory(self.settings, target) / "toolchain.log"
             kept.write_text(log)
@@ -271,10 +282,8 @@ def _compile_locked(run: _Run, folders: list[Path], jobs: int) -> None:
             return
         for stale in (s for folder in folders for s in folder.glob(f"{_BUILD_PREFIX}*")):
             shutil.rmtree(stale, ignore_errors=True)  # of a build that was killed: we have its lock
-        try:
+        with cache.writing(folders[0]):
             place = tempfile.mkdtemp(prefix=_BUILD_PREFIX, dir=folders[0])
-        except OSError as error:
-            raise ToolchainError(f"cache: got {folders[0]}: {error.strerror}") from None
         try:
             run.compile(Path(place).absolute(), jobs)
         finally:

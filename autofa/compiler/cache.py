@@ -12,11 +12,16 @@ names in `resources.native_dir()/variants`.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import hashlib
 import json
 import logging
 import os
+import re
+import shutil
 import stat
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -205,26 +210,46 @@ def record_of(library: Path) -> Record | None:
         return None
 
 
+# What a compiler writes when the disk or the user's part of it is full.
+_FULL = re.compile(r"No space left on device|Disk quota exceeded")
+_DO = "set AUTOFA_CACHE_DIR to a folder of your own"
+
+
+@contextlib.contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """Raises as `ToolchainError` that something cannot be written to the cache."""
+    try:
+        yield
+    except OSError as error:
+        do = "free that disk, or " if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+        raise ToolchainError(f"cache: got {folder}: {error.strerror}; {do}{_DO}") from None
+
+
+def refuse_full(folder: Path, log: str) -> None:
+    """Raises `ToolchainError` if a compilation failed because the disk is full."""
+    with writing(folder):
+        # Linkers that map their output die of a signal instead of saying so.
+        if _FULL.search(log) or shutil.disk_usage(folder).free < 1 << 16:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
 def make_private(folder: Path) -> None:
     """Creates `folder` and its parents for this user alone, and takes others' rights away.
 
     Raises:
         ToolchainError: it cannot be written, or belongs to somebody else.
     """
-    do = "set AUTOFA_CACHE_DIR to a folder of your own"
-    try:
+    with writing(folder):
         for path in (*reversed(folder.parents), folder):
             if not path.exists():
                 path.mkdir(mode=0o700, exist_ok=True)
         owner = folder.stat().st_uid
         if owner not in (0, os.geteuid()):
-            raise ToolchainError(f"cache: got {folder}, which belongs to user {owner}; {do}")
+            raise ToolchainError(f"cache: got {folder}, which belongs to user {owner}; {_DO}")
         if owner == os.geteuid():
             folder.chmod(0o700)
         if not os.access(folder, os.W_OK | os.X_OK):
-            raise ToolchainError(f"cache: got {folder}, which cannot be written; {do}")
-    except OSError as error:
-        raise ToolchainError(f"cache: got {folder}: {error.strerror}; {do}") from None
+            raise ToolchainError(f"cache: got {folder}, which cannot be written; {_DO}")
 
 
 def publish(built: Path, folder: Path, name: str, record: Record) -> Path:

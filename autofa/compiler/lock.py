@@ -18,6 +18,7 @@ class Lock:
     """
 
     def __init__(self, folder: Path) -> None:
+        self.folder = folder
         self._path = folder / ".lock"
         self._file: int | None = None
 

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 
 from autofa import compiler
-from autofa.errors import AutofaError
+from autofa.errors import DOCTOR, AutofaError
 from autofa.kernels.family import Variant
 from autofa.settings import Settings
 
@@ -20,7 +20,8 @@ class Builder:
     """A queue of variants to build, each at most once per process. Thread-safe.
 
     The thread starts with the first request and ends when nothing is left. One compilation at a
-    time: it runs beside somebody's work.
+    time: it runs beside somebody's work. Without a compiler, or where the cache cannot be written,
+    it gives up for good; whatever fails, one warning is all that is said of it.
     """
 
     def __init__(self, settings: Settings, built: Callable[[Variant], None]) -> None:
@@ -31,11 +32,13 @@ class Builder:
         self._waiting: list[Request] = []
         self._seen: set[Request] = set()
         self._thread: threading.Thread | None = None
+        self._gave_up = False
+        self._warned = False
 
     def request(self, variant: Variant, target: str) -> None:
         """Asks for a library; at once back. What was asked for before is not asked for again."""
         with self._lock:
-            if (variant, target) in self._seen:
+            if self._gave_up or (variant, target) in self._seen:
                 return
             self._seen.add((variant, target))
             self._waiting.append((variant, target))
@@ -67,11 +70,18 @@ class Builder:
                     log.info("built %s for %s", variant, target)
                     self._built(variant)
                 else:
-                    log.warning("%s was not built: %s", variant, result.message)
+                    self._complain(variant, result.message)
             except AutofaError as error:
-                # Said once: the others that wait would fail for the same reason.
-                log.warning("%s was not built: %s", variant, error)
+                # All others would fail for the same reason.
                 with self._lock:
+                    self._gave_up = True
                     self._waiting.clear()
+                self._complain(variant, str(error))
             except Exception as error:
-                log.warning("%s was not built: %r", variant, error)
+                self._complain(variant, repr(error))
+
+    def _complain(self, variant: Variant, why: str) -> None:
+        level = logging.INFO if self._warned else logging.WARNING
+        self._warned = True
+        say = "%s would be the fastest, but was not built: %s; another kernel answers; %s"
+        log.log(level, say, variant, why, DOCTOR)

@@ -22,7 +22,7 @@ from autofa.dispatch.background import Builder
 from autofa.dispatch.evidence import gather
 from autofa.dispatch.keys import DEVICE_TYPES, device_index, key_of, problem_of_key
 from autofa.dispatch.ladder import Decision, Evidence, Question, Sources, resolve
-from autofa.errors import LaunchError
+from autofa.errors import DOCTOR, LaunchError
 from autofa.kernels import REGISTRY, Registry
 from autofa.kernels.family import Variant
 from autofa.problem import Problem, bucket_of
@@ -98,7 +98,8 @@ class Table:
             _thread.interrupt_main()  # raised again where Python can hand it to the caller
             return NOT_NOW
         except Exception as error:
-            self._warn_once(f"a look-up failed ({error!r}); plain SDPA answers")
+            said = f"a look-up failed ({error!r}); plain SDPA answers; {DOCTOR}"
+            self._warn_once("look-up", said)
             return kernels.SDPA
 
     def _miss(self, key: LaunchKey) -> int:
@@ -133,7 +134,8 @@ class Table:
                 if decision.library is None:
                     raise
                 self._broken.add(decision.library)
-                self._warn_once(f"{decision.library} is not used: {error}")
+                # A mount without execution rights spoils every library: one warning for all.
+                self._warn_once("library", f"{decision.library} is not used: {error}; {DOCTOR}")
         if decision.wanted is not None and swap:
             self._waiting.setdefault(decision.wanted, []).append(key)
             self._ask_for(decision.wanted, key)
@@ -228,7 +230,6 @@ class Table:
         """Waits for the background builds; False if they take longer."""
         return self._builder.wait(timeout)
 
-    def _warn_once(self, message: str) -> None:
-        if message not in self._warned:
-            self._warned.add(message)
-            log.warning("%s", message)
+    def _warn_once(self, kind: str, message: str) -> None:
+        log.log(logging.INFO if kind in self._warned else logging.WARNING, "%s", message)
+        self._warned.add(kind)

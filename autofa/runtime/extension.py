@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import ctypes
 import logging
+import os
 import threading
 from collections.abc import Callable
 from ctypes import POINTER, c_char_p, c_int32, c_int64
@@ -153,7 +154,7 @@ def add_library(path: str, slug: str, alignment: int) -> int:
     """
     error = ctypes.create_string_buffer(_ERROR_BYTES)
     found: int = _get().autofa_add_library(
-        path.encode(), slug.encode(), alignment, error, _ERROR_BYTES
+        os.fsencode(path), slug.encode(), alignment, error, _ERROR_BYTES
     )
     if found < 0:
         raise LaunchError(error.value.decode(errors="replace"))

@@ -21,7 +21,7 @@ from autofa.bench.inputs import Frame, Inputs
 from autofa.bench.protocol import Subject
 from autofa.errors import LaunchError
 from autofa.kernels.vendor import BASELINE
-from autofa.runtime import abi, extension
+from autofa.runtime import abi, extension, kernels
 
 
 class ScratchError(LaunchError):
@@ -95,7 +95,7 @@ def load(subject: Subject) -> Kernel:
     if subject.slug == BASELINE:
         return Kernel(BASELINE, plain_sdpa)
     if subject.library is None:
-        number = extension.add_vendor(subject.slug)
+        number = kernels.load_vendor(subject.slug)
         return Kernel(subject.slug, partial(_bind_operator, number), fast=subject.fast)
     number = extension.add_library(subject.library, subject.slug, subject.alignment)
     library = ctypes.CDLL(subject.library)

@@ -63,7 +63,7 @@ def kernels(limits_name: str | None, form: str) -> None:
     """
     named = named_limits(limits_name) if limits_name is not None else None
     kinds = ARCHS if named is None else (named.kind,)
-    here = {kind: _limits_here(kind) for kind in kinds}
+    here = {kind: _limits_here(kind) for kind in ARCHS}
     rows = [
         _row(family, named, here[family.domain.device])
         for family in REGISTRY.families
@@ -75,11 +75,13 @@ def kernels(limits_name: str | None, form: str) -> None:
     for row in rows:
         _print(row, form)
     click.echo("vendor kernels")
-    table = [
-        (v.slug, f"{v.library} {v.version() or '(not installed)'}", v.about)
+    machine = [limits for limits in here.values() if limits is not None]
+    vendors = [
+        (v.slug, v.library, v.version() or "", v.not_here(machine) or "yes", v.about)
         for v in REGISTRY.vendors
     ]
-    click.echo(tabulate(table, ("kernel", "library", "what it is"), tablefmt=form))
+    heads = ("kernel", "library", "version", "runs here", "what it is")
+    click.echo(tabulate(vendors, heads, tablefmt=form, disable_numparse=True))
 
 
 def _as_json(row: _Row) -> dict[str, object]:

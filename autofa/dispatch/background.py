@@ -1,4 +1,4 @@
-"""Builds missing winners in one background thread, so that no call ever compiles."""
+"""Builds missing winners, and imports other libraries, in background threads: no call waits."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Callable
 from autofa import compiler
 from autofa.errors import DOCTOR, AutofaError
 from autofa.kernels.family import Variant
+from autofa.runtime import vendors
 from autofa.settings import Settings
 
 log = logging.getLogger("autofa")
@@ -85,3 +86,40 @@ class Builder:
         self._warned = True
         say = "%s would be the fastest, but was not built: %s; another kernel answers; %s"
         log.log(level, say, variant, why, DOCTOR)
+
+
+class Importer:
+    """Loads vendor kernels whose library is to be imported, each once. Thread-safe."""
+
+    def __init__(self, loaded: Callable[[str], None]) -> None:
+        """`loaded` is called from a thread of its own, after success and failure alike."""
+        self._loaded = loaded
+        self._lock = threading.Lock()
+        self._threads: dict[str, threading.Thread] = {}
+
+    def request(self, slug: str) -> None:
+        """Asks for a kernel; at once back. What was asked for before is not asked for again."""
+        with self._lock:
+            if slug not in self._threads:
+                name = f"autofa-import-{slug}"
+                thread = threading.Thread(target=self._run, args=(slug,), name=name, daemon=True)
+                self._threads[slug] = thread
+                thread.start()
+
+    def wait(self, timeout: float) -> bool:
+        """Waits until all that was asked for is done; False if that takes longer."""
+        with self._lock:
+            threads = tuple(self._threads.values())
+        for thread in threads:
+            thread.join(timeout)
+        return not any(thread.is_alive() for thread in threads)
+
+    def _run(self, slug: str) -> None:
+        try:
+            vendors.load(slug)
+        except AutofaError as error:
+            log.warning("%s; another kernel answers", error)
+        try:
+            self._loaded(slug)
+        except Exception as error:
+            log.warning("%s was not swapped in: %r", slug, error)

@@ -18,7 +18,7 @@ from autofa import compiler
 from autofa.compiler import fingerprint, library_of
 from autofa.device import DeviceKey, Limits, cpu_key, cpu_limits
 from autofa.dispatch import shortcut
-from autofa.dispatch.background import Builder
+from autofa.dispatch.background import Builder, Importer
 from autofa.dispatch.evidence import gather
 from autofa.dispatch.keys import DEVICE_TYPES, device_index, key_of, problem_of_key
 from autofa.dispatch.ladder import Decision, Evidence, Question, Sources, resolve
@@ -26,7 +26,7 @@ from autofa.errors import DOCTOR, LaunchError
 from autofa.kernels import REGISTRY, Registry
 from autofa.kernels.family import Variant
 from autofa.problem import Problem, bucket_of
-from autofa.runtime import devices, extension, kernels
+from autofa.runtime import devices, extension, kernels, vendors
 from autofa.runtime.abi import FLAG_DETERMINISTIC, FLAG_FAST, LaunchKey
 from autofa.settings import Settings
 from autofa.store.ranking import validity
@@ -67,7 +67,7 @@ class Table:
         self.registry = registry
         self._places: dict[tuple[str, int], Place] = {}
         self._evidence: dict[DeviceKey, Evidence] = {}
-        self._waiting: dict[Variant, list[LaunchKey]] = {}
+        self._waiting: dict[Variant | str, list[LaunchKey]] = {}
         self._broken: set[Path] = set()
         self._warned: set[str] = set()
         self.counts = Counts()
@@ -78,13 +78,14 @@ class Table:
         # builder's thread does not exist.
         self._lock = threading.RLock()
         self._builder = Builder(self.settings, self._swap)
+        self._importer = Importer(self._swap)
 
     def after_fork(self) -> None:
         """Makes the table usable in a forked child."""
         self._renew()
-        for variant, keys in self._waiting.items():
+        for wanted, keys in self._waiting.items():
             for key in keys[:1]:
-                self._ask_for(variant, key)
+                self._ask_for(wanted, key)
 
     def miss(self, key: LaunchKey) -> int:
         """The id of the kernel that answers `key`: the runtime's callback. Never raises.
@@ -125,47 +126,78 @@ class Table:
             bool(key.flags & FLAG_DETERMINISTIC),
             "fast" if key.flags & FLAG_FAST else "f32",
         )
-        while True:
-            decision = self.decide(question, place.evidence)
-            try:
-                kernel = kernels.load(decision.candidate, decision.library)
-                break
-            except LaunchError as error:
-                if decision.library is None:
-                    raise
-                self._broken.add(decision.library)
-                # A mount without execution rights spoils every library: one warning for all.
-                self._warn_once("library", f"{decision.library} is not used: {error}; {DOCTOR}")
+        decision, kernel = self._loaded(question, place.evidence, key if swap else None)
         if decision.wanted is not None and swap:
-            self._waiting.setdefault(decision.wanted, []).append(key)
-            self._ask_for(decision.wanted, key)
+            self._wait_for(decision.wanted, key)
         if kernel == kernels.SDPA:
             shortcut.sdpa_won()
         log.debug("%s: %s", bucket_of(question.problem), decision.explanation.reason)
         return kernel
 
-    def _ask_for(self, variant: Variant, key: LaunchKey) -> None:
-        place = self.place(DEVICE_TYPES[key.device_type], key.device_index)
-        self._builder.request(variant, variant.target(place.limits))
+    def _loaded(
+        self, question: Question, evidence: Evidence, key: LaunchKey | None
+    ) -> tuple[Decision, int]:
+        """What the ladder says among what can be loaded, and its kernel id.
 
-    def _swap(self, variant: Variant) -> None:
-        """Puts a variant that has just been built in where it is the winner."""
+        Args:
+            key: whose answer may be swapped later; None: wait for imports.
+        """
+        while True:
+            decision = self.decide(question, evidence)
+            slug = decision.candidate.slug
+            if key is not None and vendors.pending(slug):
+                self._wait_for(slug, key)
+                decision = self.decide(question, evidence, pending=False)
+            try:
+                return decision, kernels.load(decision.candidate, decision.library)
+            except LaunchError as error:
+                if decision.library is None and vendors.failure(slug) is None:
+                    raise
+                if decision.library is None:
+                    self._warn_once(slug, f"{error}; another kernel answers")
+                    continue
+                self._broken.add(decision.library)
+                # One mount without execution rights spoils every library: one warning for all.
+                self._warn_once("library", f"{decision.library} is not used: {error}; {DOCTOR}")
+
+    def _wait_for(self, wanted: Variant | str, key: LaunchKey) -> None:
+        self._waiting.setdefault(wanted, []).append(key)
+        self._ask_for(wanted, key)
+
+    def _ask_for(self, wanted: Variant | str, key: LaunchKey) -> None:
+        if isinstance(wanted, str):
+            self._importer.request(wanted)
+            return
+        place = self.place(DEVICE_TYPES[key.device_type], key.device_index)
+        self._builder.request(wanted, wanted.target(place.limits))
+
+    def _swap(self, wanted: Variant | str) -> None:
+        """Puts what has just been built or imported in where it is the winner."""
         with self._lock:
-            for key in self._waiting.pop(variant, []):
+            for key in self._waiting.pop(wanted, []):
                 if torch.are_deterministic_algorithms_enabled():
                     return
                 extension.table_set(key, self._answer(key, swap=False))
                 self.counts = replace(self.counts, swaps=self.counts.swaps + 1)
             shortcut.forget()
 
-    def decide(self, question: Question, evidence: Evidence) -> Decision:
-        """What the ladder says. Loads nothing, builds nothing."""
+    def decide(self, question: Question, evidence: Evidence, *, pending: bool = True) -> Decision:
+        """What the ladder says. Loads nothing, builds nothing.
+
+        Args:
+            pending: whether kernels whose library is not imported yet may answer.
+        """
 
         def library(variant: Variant) -> Path | None:
             path = library_of(variant, variant.target(question.limits), self.settings)
             return None if path in self._broken else path
 
         def valid(row: Row) -> str:
+            unusable = vendors.failure(row.slug)
+            if unusable is not None:
+                return unusable
+            if not pending and vendors.pending(row.slug):
+                return "its library is not imported yet"
             return validity(row, self.registry, fingerprint)
 
         return resolve(question, evidence, Sources(self.registry, valid, library))
@@ -220,15 +252,14 @@ class Table:
                 result = compiler.build([(decision.wanted, target)], self.settings)[0]
                 if result.status != "ok":
                     raise LaunchError(f"{decision.wanted} was not built: {result.message}")
-                decision = self.decide(question, place.evidence)
-            kernel = kernels.load(decision.candidate, decision.library)
+            decision, kernel = self._loaded(question, place.evidence, None)
             key = key_of(problem, index, graph=mode == "graph", flags=flags)
             extension.table_set(key, kernel)
         return decision
 
     def wait(self, timeout: float) -> bool:
-        """Waits for the background builds; False if they take longer."""
-        return self._builder.wait(timeout)
+        """Waits for the background builds and imports; False if they take longer."""
+        return self._builder.wait(timeout) and self._importer.wait(timeout)
 
     def _warn_once(self, kind: str, message: str) -> None:
         log.log(logging.INFO if kind in self._warned else logging.WARNING, "%s", message)

@@ -105,17 +105,23 @@ class Domain:
     deterministic: bool = True
     extra: tuple[Constraint, ...] = ()
 
+    def arch_refusal(self, limits: Limits) -> str | None:
+        """Why no problem is served on that device of the domain's kind; None if some may be."""
+        if limits.capability < self.min_arch:
+            return f"needs architecture {self.min_arch} or newer"
+        if limits.capability > self.max_arch:
+            return f"not made for architectures above {self.max_arch}"
+        return None
+
     def refusal(self, problem: Problem, limits: Limits) -> str | None:
         """Why this problem is not served there; None if it is."""
         p = problem
+        if not limits.kind == self.device == p.device:
+            return f"runs on {self.device} only"
+        arch_refusal = self.arch_refusal(limits)
+        if arch_refusal is not None:
+            return arch_refusal
         checks: tuple[tuple[bool, str], ...] = (
-            (limits.kind == self.device == p.device, f"runs on {self.device} only"),
-            (
-                self.min_arch <= limits.capability <= self.max_arch,
-                f"needs architecture {self.min_arch} or newer"
-                if limits.capability < self.min_arch
-                else f"not made for architectures above {self.max_arch}",
-            ),
             (p.dtype in self.dtypes, f"dtype {p.dtype} is not one of {', '.join(self.dtypes)}"),
             (p.head_dim in self.head_dims, f"head_dim {p.head_dim} is not in {self.head_dims}"),
             (p.head_dim_v in self.head_dims, f"head_dim_v {p.head_dim_v} not in {self.head_dims}"),

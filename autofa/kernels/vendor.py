@@ -1,11 +1,13 @@
 """Kernels of other libraries as candidates: what each serves, stated in the same terms as ours.
 
-How each is called is known to csrc/runtime/vendor.cpp; here stand only names and domains.
-`torch.sdpa`, untouched, is the baseline of every ratio and the last rung of the ladder.
+How each is called is known to csrc/runtime/vendor.cpp; here stand only names and domains: torch's
+own, and what the declarations of other libraries (`vendors/`) have in common. `torch.sdpa`,
+untouched, is the baseline of every ratio and the last rung of the ladder.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
@@ -34,7 +36,7 @@ class VendorKernel:
         slug: its name everywhere, e.g. `torch.flash`.
         title: the customary form, e.g. `(sdpa flash)`.
         domains: what it serves, one domain per device kind.
-        library: the distribution it comes with.
+        library: the distribution it comes with, whose major.minor keeps its rows valid.
         rounds: dtypes in which it rounds scores or weights before it sums them, which makes it of
             the accuracy class "fast".
         about: one line for people.
@@ -63,6 +65,23 @@ class VendorKernel:
         """major.minor of the installed library; None where it is not installed."""
         return _installed(self.library)
 
+    def not_here(self, machine: Iterable[Limits]) -> str | None:
+        """Why it serves nothing on a machine with these devices; None if it may serve something.
+
+        Whether an installed library can be loaded shows only when it is loaded.
+        """
+        if self.version() is None:
+            return f"{self.library} is not installed"
+        reasons = {domain.device: f"runs on {domain.device} only" for domain in self.domains}
+        for limits in machine:
+            for domain in self.domains:
+                if domain.device == limits.kind:
+                    reason = domain.arch_refusal(limits)
+                    if reason is None:
+                        return None
+                    reasons[limits.kind] = reason
+        return "; ".join(reasons.values())
+
     def accuracy(self, dtype: str) -> str:
         """Its accuracy class in that dtype: `f32`, or `fast`, which users must ask for."""
         return "fast" if dtype in self.rounds else "f32"
@@ -74,6 +93,23 @@ class VendorKernel:
     def __str__(self) -> str:
         return self.slug
 
+
+# Rules that several libraries share.
+UPPER_LEFT_SQUARE = Constraint(
+    "causal corner",
+    "its causal corner is the lower-right one: seqlen_q != seqlen_k needs causal_lower_right",
+    lambda _, p, __: p.mask != "causal" or p.seqlen_q == p.seqlen_k,
+)
+NO_EMPTY_ROWS = Constraint(
+    "empty rows",
+    "causal needs seqlen_q <= seqlen_k",
+    lambda _, p, __: not p.causal or p.seqlen_q <= p.seqlen_k,
+)
+GRID = Constraint(
+    "grid",
+    "batch and heads must each be at most 65535, the CUDA grid's limit",
+    lambda _, p, __: max(p.batch, p.heads_q) <= 65535,
+)
 
 _HALF = ("f16", "bf16")
 
@@ -162,4 +198,5 @@ UNFUSED = VendorKernel(
     about="matmul, softmax, matmul: what attention costs without fusion",
 )
 
+# Those that come with torch itself.
 VENDORS = (SDPA, FLASH, EFFICIENT, CUDNN, UNFUSED)

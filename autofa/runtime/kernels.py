@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from autofa.errors import LaunchError
 from autofa.kernels import Candidate
 from autofa.kernels.vendor import VendorKernel
-from autofa.runtime import extension
+from autofa.runtime import extension, vendors
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,14 +21,25 @@ def load(candidate: Candidate, library: Path | None) -> int:
 
     Raises:
         LaunchError: a variant without a library, or one that cannot be loaded, speaks another ABI
-            or is another variant; a vendor kernel that the runtime does not know.
+            or is another variant; a vendor kernel that the runtime does not know, or whose library
+            cannot be used.
     """
     if isinstance(candidate, VendorKernel):
-        return extension.add_vendor(candidate.slug)
+        return load_vendor(candidate.slug)
     if library is None:
         raise LaunchError(f"{candidate.slug}: not compiled; build it first")
     alignment = candidate.family.domain.alignment
     return extension.add_library(str(library), candidate.slug, alignment)
+
+
+def load_vendor(slug: str) -> int:
+    """The kernel id of a vendor kernel. Imports its library, where it has one beside torch.
+
+    Raises:
+        LaunchError: the runtime does not know it, or its library cannot be used.
+    """
+    vendors.load(slug)
+    return extension.add_vendor(slug)
 
 
 def run(

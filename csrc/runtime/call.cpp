@@ -284,6 +284,17 @@ Handle Call::empty_output() const {
   return out;
 }
 
+Handle Call::empty_lse() const {
+  const int64_t sizes[] = {params.batch, params.heads_q, params.seqlen_q};
+  const int64_t strides[] = {params.heads_q * params.seqlen_q, params.seqlen_q, 1};
+  const int skip = q.rank == 3;
+  Handle lse;
+  check(aoti_torch_empty_strided(3 - skip, sizes + skip, strides + skip, codes.f32, q.device_type,
+                                 q.device_index, lse.receive()),
+        "allocating the log-sum-exp");
+  return lse;
+}
+
 Handle Call::with_output_strides(Handle result) const {
   const int64_t rank = std::max(q.rank, std::max(k.rank, v.rank));
   int64_t* strides;

@@ -65,6 +65,9 @@ struct Call {
   // A new tensor of the output's sizes and strides.
   Handle empty_output() const;
 
+  // A new log-sum-exp: f32, contiguous, the output's shape without its last dim.
+  Handle empty_lse() const;
+
   // `result`, copied if its strides are not those every kernel must give.
   Handle with_output_strides(Handle result) const;
 

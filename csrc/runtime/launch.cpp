@@ -91,12 +91,7 @@ Handle launch(Call& call, const Kernel& kernel, const Place& place, Handle* lse,
   Handle out = call.empty_output();
   check(aoti_torch_get_data_ptr(out.get(), &params.out), "reading the output's address");
   if (lse != nullptr) {
-    const int64_t sizes[] = {params.batch, params.heads_q, params.seqlen_q};
-    const int64_t strides[] = {params.heads_q * params.seqlen_q, params.seqlen_q, 1};
-    const int skip = call.q.rank == 3;
-    check(aoti_torch_empty_strided(3 - skip, sizes + skip, strides + skip, codes.f32,
-                                   call.q.device_type, call.q.device_index, lse->receive()),
-          "allocating the log-sum-exp");
+    *lse = call.empty_lse();
     void* data;
     check(aoti_torch_get_data_ptr(lse->get(), &data), "reading its address");
     params.lse = static_cast<float*>(data);
@@ -143,10 +138,13 @@ Handle fall_back(Call& call) {
   return sdpa(call);
 }
 
-int64_t look_up(const Call& call, const Place& place) {
+autofa_key key_of(const Call& call, const Place& place) {
   const int32_t flags = process_flags.load(std::memory_order_relaxed);
   const bool graph = call.on_cuda() && place.known && is_capturing(place.stream);
-  const autofa_key key = call.key(graph, flags);
+  return call.key(graph, flags);
+}
+
+int64_t look_up(const autofa_key& key) {
   const int64_t known = table_get(key);
   if (__builtin_expect(known >= 0, 1)) return known;
   count(AUTOFA_COUNT_MISS);
@@ -156,6 +154,20 @@ int64_t look_up(const Call& call, const Place& place) {
   return table_add(key, answer);
 }
 
+// An operator in Python, whose library may fail where its declaration says that it serves: that is
+// said once there, and from then on torch.sdpa has the key.
+Handle library_or_sdpa(Call& call, const Vendor& vendor, const autofa_key& key) {
+  try {
+    if (Handle out = run_vendor(vendor, call)) {
+      count(AUTOFA_COUNT_VENDOR);
+      return out;
+    }
+  } catch (const std::runtime_error&) {
+    table_set(key, kSdpaId);
+  }
+  return fall_back(call);
+}
+
 }  // namespace
 
 Handle forward(Call& call) {
@@ -163,11 +175,13 @@ Handle forward(Call& call) {
   if (is_constant(call)) return constant(call);
   if (call.route == Route::kSdpa) return sdpa(call);
   const Place place = place_of(call);
-  const int64_t id = look_up(call, place);
+  const autofa_key key = key_of(call, place);
+  const int64_t id = look_up(key);
   if (id == kSdpaId) return sdpa(call);
   const Kernel& kernel = *kernel_of(id);
   if (kernel.vendor != nullptr) {
     if (kernel.vendor->refusal(call) != nullptr) return fall_back(call);
+    if (kernel.vendor->op != nullptr) return library_or_sdpa(call, *kernel.vendor, key);
     count(AUTOFA_COUNT_VENDOR);
     return run_vendor(*kernel.vendor, call);
   }
@@ -191,19 +205,26 @@ const Kernel& forced(const Call& call, int64_t id) {
   throw std::runtime_error(kernel.slug + " cannot serve this call: " + why);
 }
 
+Handle run_forced_vendor(Call& call, const Kernel& kernel, Handle* lse) {
+  if (const char* why = kernel.vendor->refusal(call)) refused(kernel, why);
+  Handle out = run_vendor(*kernel.vendor, call, lse);
+  if (!out) {
+    refused(kernel,
+            "its library compiles for a shape at the first call, and not while a CUDA graph is "
+            "captured: call it once before");
+  }
+  count(AUTOFA_COUNT_VENDOR);
+  return out;
+}
+
 }  // namespace
 
 Handle run(Call& call, int64_t id) {
   call.inspect();
   const Kernel& kernel = forced(call, id);
   if (is_constant(call)) return constant(call);
+  if (kernel.vendor != nullptr) return run_forced_vendor(call, kernel, nullptr);
   const char* why = nullptr;
-  if (kernel.vendor != nullptr) {
-    why = kernel.vendor->refusal(call);
-    if (why != nullptr) refused(kernel, why);
-    count(AUTOFA_COUNT_VENDOR);
-    return run_vendor(*kernel.vendor, call);
-  }
   Handle out = launch(call, kernel, place_of(call), nullptr, why);
   if (!out) refused(kernel, why);
   return out;
@@ -213,9 +234,10 @@ Handle run_with_lse(Call& call, int64_t id, Handle& lse) {
   call.inspect();
   const Kernel& kernel = forced(call, id);
   const char* why = "it does not return the log-sum-exp";
-  if (kernel.vendor != nullptr) refused(kernel, why);
+  if (kernel.vendor != nullptr && kernel.vendor->op == nullptr) refused(kernel, why);
   why = "there is nothing to compute";
   if (is_constant(call)) refused(kernel, why);
+  if (kernel.vendor != nullptr) return run_forced_vendor(call, kernel, &lse);
   Handle out = launch(call, kernel, place_of(call), &lse, why);
   if (!out) refused(kernel, why);
   return out;

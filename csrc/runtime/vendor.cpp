@@ -1,15 +1,15 @@
-// The vendor kernels as aten ops; what SDPA does around its single backends (padding, grouped
-// heads, masks) is done here.
+// The vendor kernels as operators of torch's dispatcher; what SDPA does around its single backends
+// (padding, grouped heads, masks), and what other libraries expect, is done here.
 #include "vendor.h"
 
-#include <torch/csrc/stable/version.h>
-
 #include <cmath>
-#include <cstring>
 #include <limits>
 #include <stdexcept>
 
+#include "boxing.h"
 #include "cuda_backends.h"
+#include "libraries.h"
+#include "operand.h"
 
 // From torch 2.13 on; the address is null under older ones.
 extern "C" const char* torch_exception_get_what_without_backtrace() __attribute__((weak));
@@ -26,44 +26,11 @@ void throw_torch_failure(const char* what) {
 
 namespace {
 
-// ---- boxing for the dispatcher: each value becomes a 64-bit word that the callee takes over ----
-
-uint64_t word(bool value) { return value; }
-uint64_t word(int64_t value) { return static_cast<uint64_t>(value); }
-uint64_t word(Handle handle) { return reinterpret_cast<uint64_t>(handle.release()); }
-uint64_t word(double value) {
-  uint64_t bits;
-  std::memcpy(&bits, &value, sizeof(bits));
-  return bits;
-}
-template <class T>
-uint64_t optional_word(T value) {
-  return reinterpret_cast<uint64_t>(new uint64_t(word(std::move(value))));
-}
-constexpr uint64_t kNone = 0;
-
-// Calls an op with `stack` as its arguments, which has room for its `results`, all tensors; gives
-// the first of them.
-template <size_t N>
-Handle call_op(const char* name, const char* overload, uint64_t (&stack)[N], size_t results = 1) {
-  // The version whose schemas these stacks are written for, so that a later torch can adapt them.
-  check(torch_call_dispatcher(name, overload, stack, TORCH_TARGET_VERSION), name);
-  for (size_t i = 1; i < results; ++i) Handle(reinterpret_cast<AtenTensorHandle>(stack[i]));
-  return Handle(reinterpret_cast<AtenTensorHandle>(stack[0]));
-}
-
 Handle scalar(double value) {
   Handle tensor;
   check(aoti_torch_scalar_to_tensor_float32(static_cast<float>(value), tensor.receive()),
         "making a scalar");
   return tensor;
-}
-
-Handle view(AtenTensorHandle tensor, int64_t rank, const int64_t* sizes, const int64_t* strides) {
-  Handle other;
-  check(aoti_torch__reinterpret_tensor(tensor, rank, sizes, strides, 0, other.receive()),
-        "viewing a tensor");
-  return other;
 }
 
 // ---- masks ----
@@ -101,72 +68,6 @@ Handle merged_mask(Call& call) {
   }
   uint64_t both[] = {word(std::move(triangle)), word(std::move(call.mask.handle))};
   return call_op("aten::logical_and", "", both);
-}
-
-// ---- operands as the single backends take them: 4-D, padded, heads expanded ----
-
-struct Operand {
-  Handle handle;
-  int64_t sizes[4];
-  int64_t strides[4];
-};
-
-Operand operand(Tensor& tensor) {
-  Operand result{std::move(tensor.handle), {1, 0, 0, 0}, {0, 0, 0, 0}};
-  const int skip = 4 - static_cast<int>(tensor.rank);
-  std::memcpy(result.sizes + skip, tensor.sizes, tensor.rank * sizeof(int64_t));
-  std::memcpy(result.strides + skip, tensor.strides, tensor.rank * sizeof(int64_t));
-  if (skip == 0) return result;
-  result.strides[0] = result.sizes[1] * result.strides[1];
-  result.handle = view(result.handle.get(), 4, result.sizes, result.strides);
-  return result;
-}
-
-Handle contiguous(const int64_t (&sizes)[4], int64_t (&strides)[4], const Tensor& like) {
-  strides[3] = 1;
-  for (int i = 3; i-- > 0;) strides[i] = strides[i + 1] * sizes[i + 1];
-  Handle fresh;
-  check(aoti_torch_empty_strided(4, sizes, strides, like.dtype, like.device_type, like.device_index,
-                                 fresh.receive()),
-        "allocating an operand");
-  return fresh;
-}
-
-// Zeros up to a head dim that is a multiple of 8.
-void pad(Operand& operand, const Tensor& like) {
-  if (operand.sizes[3] % 8 == 0) return;
-  int64_t sizes[4], strides[4];
-  std::memcpy(sizes, operand.sizes, sizeof(sizes));
-  sizes[3] = (sizes[3] + 7) / 8 * 8;
-  Handle fresh = contiguous(sizes, strides, like);
-  check(aoti_torch_zero_(fresh.get()), "padding an operand");
-  Handle inner = view(fresh.get(), 4, operand.sizes, strides);
-  check(aoti_torch_copy_(inner.get(), operand.handle.get(), 0), "copying an operand");
-  std::memcpy(operand.sizes, sizes, sizeof(sizes));
-  std::memcpy(operand.strides, strides, sizeof(strides));
-  operand.handle = std::move(fresh);
-}
-
-// (batch, heads / groups, groups, rows, columns); `groups` of 1 broadcasts.
-Handle grouped(const Operand& operand, int64_t groups) {
-  const int64_t* n = operand.sizes;
-  const int64_t* s = operand.strides;
-  const int64_t sizes[] = {n[0], n[1] / groups, groups, n[2], n[3]};
-  const int64_t strides[] = {s[0], s[1] * groups, s[1], s[2], s[3]};
-  return view(operand.handle.get(), 5, sizes, strides);
-}
-
-// Each head repeated `groups` times, since no strides can say so.
-void expand_heads(Operand& operand, int64_t groups, const Tensor& like) {
-  if (groups == 1) return;
-  Operand fresh{{}, {}, {}};
-  std::memcpy(fresh.sizes, operand.sizes, sizeof(fresh.sizes));
-  fresh.sizes[1] *= groups;
-  fresh.handle = contiguous(fresh.sizes, fresh.strides, like);
-  Handle target = grouped(fresh, groups);
-  Handle source = grouped(operand, 1);
-  check(aoti_torch_copy_(target.get(), source.get(), 0), "repeating key heads");
-  operand = std::move(fresh);
 }
 
 // The output of a backend in the call's rank and head dim.
@@ -311,6 +212,12 @@ constexpr Vendor kVendors[] = {
     {"torch.efficient", efficient_refusal, run_efficient},
     {"torch.cudnn", cudnn_refusal, run_cudnn},
     {"torch.unfused", upper_left, run_unfused},
+    {"flash_attn2.fwd", lower_right_refusal, nullptr, "autofa_vendors::flash_attn2_fwd"},
+    {"flash_attn3.fwd", lower_right_refusal, nullptr, "autofa_vendors::flash_attn3_fwd"},
+    {"fa3_fwd.fwd", lower_right_refusal, nullptr, "autofa_vendors::fa3_fwd_fwd"},
+    {"flash_attn4.fwd", no_empty_rows_refusal, nullptr, "autofa_vendors::flash_attn4_fwd"},
+    {"ffpa.triton", no_empty_rows_refusal, nullptr, "autofa_vendors::ffpa_triton", true},
+    {"ffpa.cute", square_causal_refusal, nullptr, "autofa_vendors::ffpa_cute"},
 };
 
 // torch's fused kernels mask before they scale and take the largest unscaled score as the largest:
@@ -326,9 +233,11 @@ void make_scale_positive(Call& call) {
 
 }  // namespace
 
-Handle run_vendor(const Vendor& vendor, Call& call) {
+Handle run_vendor(const Vendor& vendor, Call& call, Handle* lse) {
   make_scale_positive(call);
-  return call.with_output_strides(vendor.launch(call));
+  if (vendor.op == nullptr) return call.with_output_strides(vendor.launch(call));
+  Handle out = run_operator(vendor, call, lse);
+  return out ? call.with_output_strides(std::move(out)) : std::move(out);
 }
 
 Handle times_nan(Handle tensor) {

@@ -1,0 +1,34 @@
+// Operands as other libraries' kernels take them: 4-D, padded, heads expanded.
+#pragma once
+
+#include "call.h"
+
+namespace autofa::runtime {
+
+struct Operand {
+  Handle handle;
+  int64_t sizes[4];
+  int64_t strides[4];
+};
+
+Handle view(AtenTensorHandle tensor, int64_t rank, const int64_t* sizes, const int64_t* strides);
+
+// Four dims from three or four, without a handle.
+Operand geometry(int64_t rank, const int64_t* sizes, const int64_t* strides);
+
+// Takes the tensor's handle.
+Operand operand(Tensor& tensor);
+
+// A new tensor of these sizes; fills the strides.
+Handle contiguous(const int64_t (&sizes)[4], int64_t (&strides)[4], const Tensor& like);
+
+// Zeros up to a head dim that is a multiple of 8.
+void pad(Operand& operand, const Tensor& like);
+
+// (batch, heads / groups, groups, rows, columns); `groups` of 1 broadcasts.
+Handle grouped(const Operand& operand, int64_t groups);
+
+// Each head repeated `groups` times, since no strides can say so.
+void expand_heads(Operand& operand, int64_t groups, const Tensor& like);
+
+}  // namespace autofa::runtime

@@ -7,6 +7,7 @@ from torch import Tensor
 from torch._C._nn import scaled_dot_product_attention as sdpa  # F's own, whatever F holds now
 from torch.autograd import forward_ad
 
+from autofa.dispatch.mending import mended
 from autofa.runtime.tensors import validate
 
 # Subclasses that are ordinary tensors to whoever computes with them: modules' parameters, and the
@@ -181,6 +182,8 @@ def plain(
         return untouched(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
     if key.dim() < 2 or value.dim() < 2 or key.shape[-2] != value.shape[-2]:
         validate(query, key, value, attn_mask, is_causal, enable_gqa)
+    if attn_mask is None or is_plain(attn_mask):
+        query, key, value, attn_mask = mended(query, key, value, attn_mask, enable_gqa)
     if is_causal and attn_mask is not None and is_plain(attn_mask):
         attn_mask, is_causal = both_masks(attn_mask, query, key), False
     factor = 1.0

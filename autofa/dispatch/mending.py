@@ -1,0 +1,48 @@
+"""Arguments that torch's own kernels answer wrongly, rewritten so that they answer rightly.
+
+csrc/runtime does the same for calls that the operator hands to them.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from autofa.dispatch.fake import output_sizes
+
+
+def _apart(tensor: Tensor) -> Tensor:
+    """Rows that do not share memory; a copy where they did."""
+    width = tensor.shape[-1]
+    if width > 1 and tensor.stride(-1) != 1:
+        return tensor
+    for dim in range(tensor.dim() - 1):
+        stride = tensor.stride(dim)
+        expanded = stride == 0 and dim != tensor.dim() - 2
+        if tensor.shape[dim] > 1 and stride < width and not expanded:
+            return tensor.clone(memory_format=torch.contiguous_format)
+    return tensor
+
+
+def mended(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, enable_gqa: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """The same call in a form that torch serves rightly. What it does else was seen with 2.13:
+
+    Matrices whose rows begin within one another are none to BLAS: on CPU, queries with overlapping
+    rows, and in bf16 a key expanded along the length, gave other values. A mask in f32 is read as
+    f64 where the query is f64, past its end. A mask with dims that only the value has raises, and
+    empty results have the query's dims instead of the broadcast ones.
+    """
+    if not (query.is_contiguous() and key.is_contiguous() and value.is_contiguous()):
+        query, key, value = _apart(query), _apart(key), _apart(value)
+    if attn_mask is not None and attn_mask.dtype == torch.float32:
+        attn_mask = attn_mask.double() if query.dtype == torch.float64 else attn_mask
+    if (
+        not (query.shape[:-2] == key.shape[:-2] == value.shape[:-2])
+        and not enable_gqa
+        and (attn_mask is not None or not query.numel() or not key.numel())
+    ):
+        *lead, _, _ = output_sizes(query, key, value, enable_gqa)
+        query = query.expand(*lead, *query.shape[-2:])
+    return query, key, value, attn_mask

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from autofa.dispatch.state import reload, set_precision
     from autofa.dispatch.warming import warmup
     from autofa.errors import AutofaError
+    from autofa.integrations.sdpa_patch import patch_sdpa
     from autofa.problem import Problem
     from autofa.tuning.api import tune
 
@@ -29,6 +30,7 @@ __all__ = [
     "attention",
     "explain",
     "force_kernel",
+    "patch_sdpa",
     "reload",
     "set_precision",
     "tune",
@@ -43,6 +45,7 @@ _HOMES = {
     "attention": "autofa.dispatch.face",
     "explain": "autofa.dispatch.inspection",
     "force_kernel": "autofa.dispatch.forcing",
+    "patch_sdpa": "autofa.integrations.sdpa_patch",
     "reload": "autofa.dispatch.state",
     "set_precision": "autofa.dispatch.state",
     "tune": "autofa.tuning.api",

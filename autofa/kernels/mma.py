@@ -71,7 +71,7 @@ def row_warp_registers(p: Params, problem: Problem) -> int:
 
 def rows_fit(p: Params, problem: Problem) -> bool:
     """Whether a default may take so many rows: explicit masks for two tiles of them soon spill."""
-    most = 210 if problem.mask in EXPLICIT_MASKS else 255
+    most = 200 if problem.mask in EXPLICIT_MASKS else 255
     return row_warp_registers(p, problem) <= most
 
 

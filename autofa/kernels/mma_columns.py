@@ -18,11 +18,13 @@ _SLICES = (32, 64, 128)
 SLICE = Param("slice", _SLICES, "k{}", about="head dim columns of a piece of q and k")
 
 # Keys and output columns of a warp of 32 rows: more than that many f32 sums per row do not fit its
-# registers, and those of defaults do, whatever the mask.
+# registers.
 _MOST_SUMS = 192
-_EASY_SUMS = 160
-# With biases to add; where no tile is that small, those of the figure above spill a few registers.
-_EASY_SUMS_ADDITIVE = 128
+# Those of defaults, which do not spill, but for 12 bytes on sm_80 above head dim 512 with a causal
+# mask: half the keys would cost a fifth of the speed. Explicit masks need registers too: the first
+# figure that a tile can have is taken.
+_EASY_SUMS = (160,)
+_EASY_SUMS_EXPLICIT = (120, 144, 160)
 
 
 def exchange_bytes(p: Params) -> int:
@@ -48,7 +50,8 @@ def _sums(p: Params, problem: Problem) -> int:
 def _column_warps(problem: Problem) -> list[int]:
     fewest = _fewest_column_warps(problem)
     more = 2 * fewest
-    return [fewest, more] if more <= 8 and more < problem.head_dim / 48 else [fewest]
+    enough = more <= 8 and mma.columns(problem.head_dim, 16 * more) // more >= 48
+    return [fewest, more] if enough else [fewest]
 
 
 def _widest_slice(problem: Problem) -> int:
@@ -115,9 +118,9 @@ SPACE = (
 def default_shapes(problem: Problem) -> Iterator[Params]:
     """Tiles and warps from the most desirable on: without spilling, then the fewest column warps,
     then many keys."""
-    if problem.mask == "additive":
-        yield from _shapes(problem, _EASY_SUMS_ADDITIVE)
-    yield from _shapes(problem, _EASY_SUMS)
+    explicit = problem.mask in mma.EXPLICIT_MASKS
+    for most_sums in _EASY_SUMS_EXPLICIT if explicit else _EASY_SUMS:
+        yield from _shapes(problem, most_sums)
 
 
 def _shapes(problem: Problem, most_sums: int) -> Iterator[Params]:

@@ -42,15 +42,25 @@ __device__ __forceinline__ void isolate_nonfinite(float (&out)[MTiles][OTiles][4
 
 #pragma unroll 1
   for (int key = 0; key < VTile::rows; ++key) {
+    // A bit per row of those that see the key. In a loop: this is rare, but its registers count.
+    uint32_t seen = 0;
+#pragma unroll 1
+    for (int i = 0; i < 2 * MTiles; ++i) {
+      if (mask.sees(row + i * 8, first_key + key)) seen |= 1u << i;
+    }
+    // Chunks of a row lie apart by an XOR, and `column_warp` has no bit in common with the steps.
+    const uint32_t own = values + threadIdx.x % 4 * 4 +
+                         VTile::offset(key, column_warp * 2 % VTile::row_chunks,
+                                       column_warp * 2 / VTile::row_chunks);
 #pragma unroll
     for (int n = 0; n < VTile::cols / (8 * ColumnWarps); ++n) {
-      const int col = (n / 2 * ColumnWarps + column_warp) * 2 + n % 2;
-      const uint32_t chunk = VTile::offset(key, col % VTile::row_chunks, col / VTile::row_chunks);
-      const uint32_t word = load_shared_4(values + chunk + threadIdx.x % 4 * 4);
+      const int col = n / 2 * ColumnWarps * 2 + n % 2;
+      const uint32_t word = load_shared_4((own ^ (col % VTile::row_chunks * 16)) +
+                                          col / VTile::row_chunks * VTile::panel_bytes);
       const uint32_t odd = nonfinite_bits<Element>(word);
       if (odd == 0) continue;
       for_each_row<MTiles>([&](int m, int half) {
-        if (!mask.sees(row + m * 16 + half * 8, first_key + key)) return;
+        if (!(seen >> (2 * m + half) & 1u)) return;
         if (odd & 0x8000u) out[m][first_tile + n][2 * half] += Element::unpack(word & 0xffffu);
         if (odd >> 16) out[m][first_tile + n][2 * half + 1] += Element::unpack(word >> 16);
       });

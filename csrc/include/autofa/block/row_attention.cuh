@@ -51,10 +51,10 @@ struct RowShape {
                                       : m_tiles == 1 ? std::max(0, 232 - other_registers) / 4
                                                      : 0;
 
-  // Blocks that an SM's registers are enough for. An explicit mask is applied with few registers if
-  // it must be, but not well.
+  // Blocks that an SM's registers are enough for: the estimate is some short on some architectures,
+  // and an explicit mask is applied with few registers if it must be, but not well.
   static constexpr int blocks_for(int registers) {
-    const int wanted = registers + (mask == AUTOFA_MASK_NONE ? 0 : 24);
+    const int wanted = registers + (mask == AUTOFA_MASK_NONE ? 8 : 24);
     return std::max(1, 65536 / (threads * wanted));
   }
 

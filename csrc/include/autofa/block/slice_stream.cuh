@@ -1,5 +1,5 @@
-// What passes through the ring: for each key tile the slices of queries and keys, side by side in
-// one slot, then the slices of values.
+// What passes through the ring of the families whose warps stand in rows and columns: for each key
+// tile the slices of queries and keys, side by side in one slot, then the pieces of the values.
 #pragma once
 
 #include <cstdint>
@@ -9,15 +9,17 @@
 #include "autofa/block/scheduler.cuh"
 #include "autofa/block/tile.cuh"
 
-namespace autofa::tiling_qkv {
+namespace autofa {
 
+// The config cuts the values into `value_pieces`, each a C::VTile that lies `piece_keys` keys and
+// `piece_columns` columns behind the one before.
 template <class C>
-class Stream {
+class SliceStream {
  public:
-  static constexpr int pieces = 2 * C::slices;
+  static constexpr int pieces = C::slices + C::value_pieces;
   using VLoader = TileLoader<typename C::VTile, C::threads, C::head_dim>;
 
-  __device__ __forceinline__ Stream(const autofa_params& call, const ColumnPlace<C>& place)
+  __device__ __forceinline__ SliceStream(const autofa_params& call, const ColumnPlace<C>& place)
       : queries_(matrix_at(call.q, call.q_strides, place.work.batch, place.work.head_q),
                  call.q_strides[2]),
         keys_(matrix_at(call.k, call.k_strides, place.work.batch, place.work.head_kv),
@@ -34,7 +36,8 @@ class Stream {
       queries_.load(slot, place_.work.first_row, place_.rows, column);
       keys_.load(slot + C::QTile::bytes, first_key, place_.keys, column);
     } else {
-      values_.load(slot, first_key, place_.keys, (piece - C::slices) * C::slice);
+      const int i = piece - C::slices;
+      values_.load(slot, first_key + i * C::piece_keys, place_.keys, i * C::piece_columns);
     }
   }
 
@@ -47,4 +50,4 @@ class Stream {
   const ColumnPlace<C>& place_;
 };
 
-}  // namespace autofa::tiling_qkv
+}  // namespace autofa

@@ -140,6 +140,17 @@ def test_absolute_times_of_different_runs_are_not_compared() -> None:
     assert first([make_row(), fast_clock, slow_clock]).slug == "test.toy-c2"
 
 
+def test_the_hosts_part_of_sdpas_call_does_not_order_candidates_of_different_runs() -> None:
+    sdpa = make_row(ms=None, time_ms=0.014, call_ms=0.028, run="a", baseline_time_ms=0.014)
+    times = {"baseline_time_ms": 0.014}
+    slow = toy(1, None, time_ms=0.022, call_ms=0.022, run="b", baseline_call_ms=0.034, **times)
+    fast = toy(2, None, time_ms=0.0142, call_ms=0.0142, run="c", baseline_call_ms=0.020, **times)
+    ranked = rank([replace(sdpa, baseline_call_ms=0.028), slow, fast], "eager", TOYS)
+    assert [place.slug for place in ranked] == ["test.toy-c2", "test.toy-c1", "torch.sdpa"]
+    assert ranked[0].speedup == pytest.approx(0.028 / 0.0142)
+    assert ranked[2].speedup == 1.0
+
+
 def test_the_newest_run_counts() -> None:
     rows = [make_row(), toy(1, 0.5, provenance=at(1)), toy(1, 2.0, provenance=at(2), run="later")]
     (place,) = (place for place in rank(rows, "eager", TOYS) if place.slug == "test.toy-c1")

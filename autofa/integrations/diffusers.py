@@ -75,8 +75,8 @@ def register() -> None:
         checks = [dispatch._check_device, dispatch._check_shape]
     except (ImportError, AttributeError) as error:
         raise ImportError(
-            f"diffusers: got {error}; supported: a version with attention backends (tested: 0.37 to 0.42); "
-            "pip install 'autofa[diffusers]', or use autofa.patch_sdpa() instead"
+            f"diffusers: got {error}; supported: a version with attention backends (tested: 0.37 "
+            "to 0.42); pip install 'autofa[diffusers]', or use autofa.patch_sdpa() instead"
         ) from error
     if NAME in names._value2member_map_:
         return

@@ -14,7 +14,8 @@ from autofa.kernels.vendor import VENDORS, VendorKernel
 from autofa.runtime import extension, kernels
 from autofa.runtime.tensors import problem_of
 
-pytestmark = pytest.mark.gpu
+# What compilers of these libraries warn of is theirs.
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore")]
 
 INSTALLED = tuple(v for v in REGISTRY.vendors if v not in VENDORS and v.version() is not None)
 TOLERANCE = {torch.float16: 4e-3, torch.bfloat16: 3e-2}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,7 @@ from autofa.runtime.vendors import Kernel
 from autofa.runtime.vendors.signature import require_parameters
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 
@@ -41,6 +43,14 @@ def _triton() -> Kernel:
     return Kernel(attend, compiles=True)
 
 
+@cache
+def _writes_to(device: torch.device) -> bool:
+    """Whether its kernels there write to a given (B, N, H, D) output; some choose another order."""
+    import torch
+
+    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
+
+
 def _cute() -> Kernel:
     package = import_module("ffpa_attn.cute")
     forward_of = package._forward_impl_for_device
@@ -49,10 +59,18 @@ def _cute() -> Kernel:
         q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor | None, scale: float, causal: bool
     ) -> None:
         forward = forward_of(q.device, q.size(-1), v.size(-1))
-        # Which order its epilogue can write differs, so the output is its own.
+        target = out if out.is_contiguous() and _writes_to(q.device) else None
         made, _ = forward(
-            q, k, v, softmax_scale=scale, causal=causal, return_lse=lse is not None, lse=lse
+            q,
+            k,
+            v,
+            softmax_scale=scale,
+            causal=causal,
+            return_lse=lse is not None,
+            out=target,
+            lse=lse,
         )
-        out.copy_(made)
+        if target is None:
+            out.copy_(made)
 
     return Kernel(attend, compiles=True)

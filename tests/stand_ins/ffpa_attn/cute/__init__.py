@@ -1,4 +1,4 @@
-"""Stands in for ffpa-attn's CuTe DSL forward: (B, N, H, D), into an output of its own."""
+"""Stands in for ffpa-attn's CuTe DSL forward: (B, N, H, D), into a contiguous output."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ def _forward(
     out: Tensor | None = None,
     lse: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    assert out is None
     assert softmax_scale
     assert return_lse == (lse is not None)
     assert not causal or q.shape[1] == k.shape[1]
-    out = torch.empty(q.shape, dtype=q.dtype)
+    if out is None:
+        out = torch.empty(q.shape, dtype=q.dtype)
+    assert out.is_contiguous()
     check(q, k, v, out, step=32)
     found = attend(q, k, v, out, softmax_scale, causal, -math.inf)
     if lse is not None:

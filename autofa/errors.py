@@ -3,7 +3,9 @@
 AutofaError
 |-- UsageError (ValueError)             a bad argument, known before any work     exit code 2
 |   |-- DTypeError (TypeError)          a type or dtype that is not accepted
-|   `-- DeviceError                     a device that is not there
+|   |-- DeviceError                     a device that is not there
+|   |-- SdpaUsageError (RuntimeError)   a bad argument of patched SDPA, which torch's raises as that
+|   `-- SdpaDTypeError (DTypeError, RuntimeError)   the same of a type or dtype
 |-- ToolchainError (RuntimeError)       no usable compiler                         exit code 1
 |-- CompileError (RuntimeError)         one variant did not compile
 |-- LaunchError (RuntimeError)          a kernel could not be loaded or launched
@@ -36,6 +38,14 @@ class DTypeError(UsageError, TypeError):
 
 class DeviceError(UsageError):
     """A device that is not there, or cannot be used."""
+
+
+class SdpaUsageError(UsageError, RuntimeError):
+    """A bad argument of SDPA while that is patched: torch's own raises a RuntimeError."""
+
+
+class SdpaDTypeError(DTypeError, RuntimeError):
+    """A type or dtype that SDPA does not accept, while that is patched."""
 
 
 class ToolchainError(AutofaError, RuntimeError):

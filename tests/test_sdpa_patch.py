@@ -323,6 +323,20 @@ def test_a_function_mode_sees_torchs_own_function() -> None:
     assert SDPA in seen
 
 
+@pytest.mark.parametrize("error", [RuntimeError, autofa.AutofaError, ValueError])
+def test_bad_arguments_raise_what_torch_raises_and_what_autofa_does(error: Any) -> None:
+    q, k, v = qkv()
+    with autofa.patch_sdpa():
+        with pytest.raises(error, match="dtype"):
+            F.scaled_dot_product_attention(q, k.half(), v.half())
+        with pytest.raises(error, match="rank"):
+            F.scaled_dot_product_attention(q[0, 0, 0], k, v)
+        with pytest.raises(error):
+            F.scaled_dot_product_attention(q, k[:, :, :4], v)
+    with autofa.patch_sdpa(), pytest.raises(TypeError):
+        F.scaled_dot_product_attention(q, k, v, is_causal="yes")
+
+
 # --- modules of torch ---
 
 

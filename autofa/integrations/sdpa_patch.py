@@ -27,6 +27,7 @@ from torch.jit import _builtins
 
 from autofa.dispatch.face import attention
 from autofa.dispatch.routes import untouched
+from autofa.errors import DTypeError, SdpaDTypeError, SdpaUsageError, UsageError
 
 log = logging.getLogger("autofa")
 
@@ -62,16 +63,21 @@ def _routed(
     enable_gqa: bool = False,
 ) -> Tensor:
     if _on and _free_choice():
-        return attention(
-            query,
-            key,
-            value,
-            attn_mask,
-            dropout_p,
-            is_causal,
-            scale=scale,
-            enable_gqa=enable_gqa,
-        )
+        try:
+            return attention(
+                query,
+                key,
+                value,
+                attn_mask,
+                dropout_p,
+                is_causal,
+                scale=scale,
+                enable_gqa=enable_gqa,
+            )
+        except UsageError as error:
+            # Whoever tries SDPA and expects it to fail expects a RuntimeError.
+            kind = SdpaDTypeError if isinstance(error, DTypeError) else SdpaUsageError
+            raise kind(str(error)) from error
     return untouched(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
 
 

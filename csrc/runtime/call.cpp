@@ -145,12 +145,13 @@ void Call::inspect() {
   if (!has_scale) scale = 1.0 / std::sqrt(static_cast<double>(q.size(1)));
 
   inspect_any();
-  if (std::isnan(scale)) route = Route::kNan;
-  if (route != Route::kKernels) return;
-  if (out_sizes[q.rank - 1] == 0 || q.size(2) == 0 || q.size(3) == 0 || q.sizes[0] == 0 ||
-      k.size(2) == 0) {
+  if (std::isnan(scale)) {
+    route = Route::kNan;
+  } else if (is_empty()) {
     route = Route::kEmpty;
-  } else if (dtype < 0) {
+  }
+  if (route != Route::kKernels) return;
+  if (dtype < 0) {
     sdpa_only = "dtype f64";
     route = Route::kSdpa;
   } else if (has_mask && causal) {
@@ -163,6 +164,13 @@ void Call::inspect() {
     params.dtype = dtype;
     fill_params();
   }
+}
+
+// Whether nothing is to be computed. torch.sdpa would then give the query's leading dims, not the
+// broadcast ones.
+bool Call::is_empty() const {
+  const int64_t rank = std::max(q.rank, std::max(k.rank, v.rank));
+  return k.size(2) == 0 || std::count(out_sizes, out_sizes + rank, 0) > 0;
 }
 
 // Leading dims: equal ones are for every kernel, those that only broadcast are for torch.sdpa.

@@ -75,6 +75,7 @@ struct Call {
 
  private:
   void inspect_any();
+  bool is_empty() const;
   void fill_params();
   void fill_output(const int64_t* sizes, int64_t rank);
 };

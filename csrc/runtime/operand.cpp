@@ -22,6 +22,28 @@ Operand geometry(int64_t rank, const int64_t* sizes, const int64_t* strides) {
   return result;
 }
 
+void copy(Tensor& tensor, int32_t dtype) {
+  int64_t strides[kMaxRank], stride = 1;
+  for (int64_t i = tensor.rank; i-- > 0; stride *= tensor.sizes[i]) strides[i] = stride;
+  Handle fresh;
+  check(aoti_torch_empty_strided(tensor.rank, tensor.sizes, strides, dtype, tensor.device_type,
+                                 tensor.device_index, fresh.receive()),
+        "allocating a copy");
+  check(aoti_torch_copy_(fresh.get(), tensor.handle.get(), 0), "copying a tensor");
+  tensor.handle = std::move(fresh);
+  tensor.read();
+}
+
+bool rows_overlap(const Tensor& tensor) {
+  const int64_t width = tensor.size(1), last = tensor.rank - 1;
+  if (width > 1 && tensor.strides[last] != 1) return false;
+  for (int64_t i = 0; i < last; ++i) {
+    const bool expanded = tensor.strides[i] == 0 && i != last - 1;
+    if (tensor.sizes[i] > 1 && tensor.strides[i] < width && !expanded) return true;
+  }
+  return false;
+}
+
 Operand operand(Tensor& tensor) {
   Operand result = geometry(tensor.rank, tensor.sizes, tensor.strides);
   result.handle = tensor.rank == 4 ? std::move(tensor.handle)

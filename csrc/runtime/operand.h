@@ -16,6 +16,13 @@ Handle view(AtenTensorHandle tensor, int64_t rank, const int64_t* sizes, const i
 // Four dims from three or four, without a handle.
 Operand geometry(int64_t rank, const int64_t* sizes, const int64_t* strides);
 
+// Puts a dense copy, of that dtype, in the tensor's place.
+void copy(Tensor& tensor, int32_t dtype);
+
+// Whether its rows begin within one another, which are no matrix to BLAS. Heads and batches may
+// have a stride of 0.
+bool rows_overlap(const Tensor& tensor);
+
 // Takes the tensor's handle.
 Operand operand(Tensor& tensor);
 

@@ -231,10 +231,23 @@ void make_scale_positive(Call& call) {
   call.scale = call.scale < 0 ? -call.scale : 1;
 }
 
+// What else torch's kernels answer wrongly (seen with 2.13 on CPU): queries whose rows overlap in
+// memory, in bf16 also one key expanded along the length; and a mask in f32, which they read as f64
+// where the query is f64. autofa/dispatch/mending.py does the same for calls that come by Python.
+void mend(Call& call) {
+  for (Tensor* tensor : {&call.q, &call.k, &call.v}) {
+    if (rows_overlap(*tensor)) copy(*tensor, tensor->dtype);
+  }
+  if (call.has_mask && call.q.dtype == codes.f64 && call.mask.dtype == codes.f32) {
+    copy(call.mask, codes.f64);
+  }
+}
+
 }  // namespace
 
 Handle run_vendor(const Vendor& vendor, Call& call, Handle* lse) {
   make_scale_positive(call);
+  mend(call);
   if (vendor.op == nullptr) return call.with_output_strides(vendor.launch(call));
   Handle out = run_operator(vendor, call, lse);
   return out ? call.with_output_strides(std::move(out)) : std::move(out);

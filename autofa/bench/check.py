@@ -21,15 +21,15 @@ from autofa.bench.native import Kernel, OutsideError, plain_sdpa, threads
 from autofa.bench.protocol import Case
 from autofa.bench.reference import Reference, attention
 
-_TIMES_SDPA = 4.0
+TIMES_SDPA = 4.0
 # Kernels of the class "fast" round scores or sums to 16 bits, and are used only where users ask for
 # them. Measured on an H200: 4 to 50 times plain SDPA's error, the most with large scores.
-_TIMES_FAST = 32.0
+TIMES_FAST = 32.0
 # f16 and bf16: one unit in the last place, twice the rounding of an exact result. f32: 32 of them,
 # for sums over blocks and a polynomial exp; tf32, which must not pass, is 100 times above.
-_FLOOR = {"f32": 32 * 2.0**-23, "f16": 2.0**-10, "bf16": 2.0**-7}
+FLOOR = {"f32": 32 * 2.0**-23, "f16": 2.0**-10, "bf16": 2.0**-7}
 # Rounding a score s in f32 changes exp(s) by the relative error |s| * 2^-24; some accumulate more.
-_PER_SCORE = 4 * 2.0**-23
+PER_SCORE = 4 * 2.0**-23
 # Log-sum-exp, absolute: 16-bit kernels may sum rounded weights.
 _LSE_FLOOR = {"f32": 1e-4, "f16": 2e-3, "bf16": 1e-2}
 _SHOWN_VALUES = 3
@@ -66,9 +66,9 @@ class Truth:
     sdpa_scaled: float
 
     def allowed(self, dtype: str, *, fast: bool) -> float:
-        floor = _FLOOR[dtype] + _PER_SCORE * self.reference.largest_score
-        exact = max(_TIMES_SDPA * self.sdpa_scaled, floor)
-        return exact * _TIMES_FAST if fast else exact
+        floor = FLOOR[dtype] + PER_SCORE * self.reference.largest_score
+        exact = max(TIMES_SDPA * self.sdpa_scaled, floor)
+        return exact * TIMES_FAST if fast else exact
 
 
 def _errors(out: torch.Tensor, reference: Reference) -> tuple[torch.Tensor, torch.Tensor]:
@@ -165,7 +165,7 @@ def _compare(
 def _compare_lse(lse: torch.Tensor, truth: Truth, case: Case) -> str | None:
     right = truth.reference.lse
     got = lse[:, :, truth.reference.rows].double()
-    allowed = _LSE_FLOOR[case.problem.dtype] + _PER_SCORE * truth.reference.largest_score
+    allowed = _LSE_FLOOR[case.problem.dtype] + PER_SCORE * truth.reference.largest_score
     bad = ~((got == right) | ((got - right).abs() <= allowed))
     if not bool(bad.any()):
         return None

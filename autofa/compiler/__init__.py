@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from autofa.compiler.build import Build, build
-from autofa.compiler.cache import library_of, record_of
+from autofa.compiler.cache import library_of, record_of, slugs_built
 from autofa.compiler.diagnostics import Usage
 from autofa.compiler.fingerprint import fingerprint
 from autofa.compiler.jobs import default_jobs
@@ -20,4 +20,5 @@ __all__ = [
     "fingerprint",
     "library_of",
     "record_of",
+    "slugs_built",
 ]

@@ -198,7 +198,7 @@ def patch_sdpa(enable: bool = True) -> SdpaPatch:
     `torch.nn.attention.sdpa_kernel`. What took the function from `torch.nn.functional` before keeps
     torch's own; what took it meanwhile gets torch's own through it once the patch has ended. A
     function that someone else has put there is restored with the end of the patch; one that was put
-    there meanwhile stays. Code that `torch.compile` has compiled before is not compiled anew.
+    there meanwhile stays. What `torch.compile` has compiled is compiled anew when next called.
     Thread-safe.
     """
     return SdpaPatch(enable).say()

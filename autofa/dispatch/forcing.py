@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from autofa import compiler
 from autofa.compiler import library_of
-from autofa.dispatch import state
+from autofa.dispatch import gradients, routes, state
 from autofa.dispatch.ladder import Question, refusal
-from autofa.dispatch.routes import is_lower_right
 from autofa.errors import LaunchError, NotApplicableError
 from autofa.kernels import REGISTRY, Candidate
 from autofa.kernels.family import Variant
 from autofa.runtime import devices, kernels
+from autofa.runtime.backends import Call
 from autofa.runtime.tensors import problem_of, sdpa_only, validate
 from autofa.settings import Settings
+
+Result = TypeVar("Result")
 
 _slug: ContextVar[str | None] = ContextVar("autofa_forced", default=None)
 _lock = threading.Lock()
@@ -37,8 +40,9 @@ def force_kernel(slug: str) -> Iterator[None]:
     """Every `attention` call of this context (thread or task) uses the kernel `slug`.
 
     A library that is missing is built on first use. Calls outside the kernel's domain raise
-    `NotApplicableError`, those that need gradients or dropout too (but for `torch.sdpa`); calls
-    inside a compiled graph keep the kernel they were looked up for.
+    `NotApplicableError`, those that need dropout too (but for `torch.sdpa`), or gradients of a
+    kernel that returns no log-sum-exp; calls inside a compiled graph keep the kernel they were
+    looked up for.
 
     Raises:
         UsageError: no such kernel, on entry.
@@ -80,25 +84,43 @@ def serving(slug: str, question: Question) -> Candidate:
     return candidate
 
 
-def attend(
-    slug: str,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None,
-    is_causal: bool,
-    scale: float | None,
-    enable_gqa: bool,
-) -> Tensor:
-    """The call with the kernel `slug`.
+def attend(slug: str, call: Call) -> Tensor:
+    """The call with the kernel `slug`, with gradients where they are needed.
 
     Raises:
         UsageError: no such kernel; bad tensors.
         NotApplicableError: it does not serve this call.
     """
-    lower_right = attn_mask is not None and is_lower_right(attn_mask)
-    mask = None if lower_right else attn_mask
-    causal = is_causal or lower_right
+    if routes.need_gradients(*call[:3]):
+        return _run(
+            slug,
+            call,
+            lambda kernel: gradients.differentiable(_plan(slug, kernel, call), call),
+            lse=True,
+        )
+    return _run(slug, call, lambda kernel: kernels.run(kernel, *call))
+
+
+def attend_with_lse(slug: str, call: Call) -> tuple[Tensor, Tensor]:
+    """As `attend`, with the log-sum-exp."""
+    if routes.need_gradients(*call[:3]):
+        return _run(
+            slug, call, lambda kernel: gradients.with_lse(_plan(slug, kernel, call), call), lse=True
+        )
+    return _run(slug, call, lambda kernel: kernels.run_with_lse(kernel, *call), lse=True)
+
+
+def _plan(slug: str, kernel: int, call: Call) -> gradients.Plan:
+    plan = gradients.planned(kernel, call)
+    if plan.kernel != kernel:
+        raise not_applicable(
+            slug, "SDPA would take its composite form, whose backward takes no output"
+        )
+    return plan
+
+
+def _run(slug: str, call: Call, attend: Callable[[int], Result], *, lse: bool = False) -> Result:
+    query, key, value, mask, causal, _, enable_gqa, lower_right = call
     validate(query, key, value, mask, causal, enable_gqa)
     reason = sdpa_only(query, key, value, mask, causal, enable_gqa)
     if reason is not None:
@@ -106,22 +128,12 @@ def attend(
     problem = problem_of(query, key, value, mask, causal, enable_gqa, lower_right=lower_right)
     limits = devices.limits(query.device)
     device = devices.device_key(query.device)
-    candidate = serving(slug, Question(problem, device, limits, precision="fast"))
+    candidate = serving(slug, Question(problem, device, limits, precision="fast", needs_lse=lse))
     target = candidate.target(limits) if isinstance(candidate, Variant) else ""
     kernel = _id_of(candidate, target, state.STATE.settings)
     try:
-        return kernels.run(
-            kernel,
-            query,
-            key,
-            value,
-            attn_mask=mask,
-            is_causal=causal,
-            scale=scale,
-            enable_gqa=enable_gqa,
-            lower_right=lower_right,
-        )
-    except torch.OutOfMemoryError:
+        return attend(kernel)
+    except (torch.OutOfMemoryError, NotApplicableError):
         raise
     except RuntimeError as error:
         # The arguments are valid: this kernel refused the very call, by its alignment for example.

@@ -8,11 +8,13 @@ from torch import Tensor
 from autofa.device import DeviceKey, Limits
 from autofa.dispatch import forcing, routes, state
 from autofa.dispatch.arguments import check_kinds
+from autofa.dispatch.branches import as_call
 from autofa.dispatch.explanation import Explanation
 from autofa.dispatch.ladder import Question
 from autofa.kernels.vendor import BASELINE
 from autofa.problem import Problem
 from autofa.runtime import devices
+from autofa.runtime.backends import chosen
 from autofa.runtime.tensors import problem_of, sdpa_only, validate
 
 
@@ -44,18 +46,25 @@ def explain(
             mask = attn_mask if attn_mask is None or routes.is_plain(attn_mask) else None
             validate(query, key, value, mask, is_causal, enable_gqa)
         return _by_sdpa(reason)
-    lower_right = attn_mask is not None and routes.is_lower_right(attn_mask)
-    mask = None if lower_right else attn_mask
-    causal = is_causal or lower_right
-    validate(query, key, value, mask, causal, enable_gqa)
-    why = sdpa_only(query, key, value, mask, causal, enable_gqa)
+    if attn_mask is not None and is_causal:
+        validate(query, key, value, attn_mask, is_causal, enable_gqa)
+    call = as_call(query, key, value, attn_mask, is_causal, scale, enable_gqa)
+    named = (*call[:5], enable_gqa)
+    validate(*named)
+    why = sdpa_only(*named)
     if why is not None:
         return _by_sdpa(why)
     if not query.numel():
         return Explanation(BASELINE, "sdpa", "there is nothing to compute")
-    problem = problem_of(query, key, value, mask, causal, enable_gqa, lower_right=lower_right)
+    problem = problem_of(*named, lower_right=call.lower_right)
+    trains = routes.need_gradients(*call[:3])
+    if trains and chosen(call) is None:
+        return _by_sdpa("gradients are needed, and SDPA has no backward that takes an output")
     return explain_problem(
-        problem, devices.device_key(query.device), devices.limits(query.device), "eager"
+        problem,
+        devices.device_key(query.device),
+        devices.limits(query.device),
+        needs_lse=trains,
     )
 
 
@@ -68,12 +77,18 @@ def _by_sdpa(reason: str) -> Explanation:
 
 
 def explain_problem(
-    problem: Problem, device: DeviceKey, limits: Limits, mode: str = "eager"
+    problem: Problem,
+    device: DeviceKey,
+    limits: Limits,
+    mode: str = "eager",
+    *,
+    needs_lse: bool = False,
 ) -> Explanation:
     """`explain` for a problem on a device that need not be here.
 
     Args:
         mode: `eager` (ranked by `call_ms`) or `graph` (by `time_ms`).
+        needs_lse: gradients, or the log-sum-exp, are wanted too.
 
     Raises:
         UsageError: a kernel is forced that does not exist.
@@ -82,7 +97,8 @@ def explain_problem(
     state.start()
     slug = forcing.forced()
     if slug is not None:
-        forcing.serving(slug, Question(problem, device, limits, mode, precision="fast"))
+        question = Question(problem, device, limits, mode, precision="fast", needs_lse=needs_lse)
+        forcing.serving(slug, question)
         return Explanation(slug, "forced", "AUTOFA_FORCE_KERNEL or force_kernel names it")
     table = state.STATE.table
     if table is None:
@@ -94,5 +110,6 @@ def explain_problem(
         mode,
         deterministic=torch.are_deterministic_algorithms_enabled(),
         precision=state.STATE.precision,
+        needs_lse=needs_lse,
     )
     return table.decide(question, table.evidence_of(device)).explanation

@@ -30,6 +30,7 @@ class Question:
         aligned: every base pointer and stride is a multiple of 16 bytes.
         deterministic: only bitwise-repeatable kernels may answer.
         precision: accuracy class, `f32` or `fast`.
+        needs_lse: the log-sum-exp is wanted too, for a backward or by the caller.
     """
 
     problem: Problem
@@ -39,6 +40,7 @@ class Question:
     aligned: bool = True
     deterministic: bool = False
     precision: str = "f32"
+    needs_lse: bool = False
 
 
 @dataclass(frozen=True)
@@ -96,6 +98,8 @@ def refusal(candidate: Candidate, question: Question) -> str | None:
     if isinstance(candidate, Variant):
         domains: tuple[Domain, ...] = (candidate.family.domain,)
     else:
+        if question.needs_lse and candidate.slug != BASELINE and not candidate.returns_lse:
+            return "does not return the log-sum-exp"
         domains = tuple(d for d in candidate.domains if d.device == question.limits.kind)
     if question.deterministic and not all(d.deterministic for d in domains):
         return "is not deterministic"

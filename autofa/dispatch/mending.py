@@ -41,7 +41,7 @@ def mended(
     if (
         not (query.shape[:-2] == key.shape[:-2] == value.shape[:-2])
         and not enable_gqa
-        and (attn_mask is not None or not query.numel() or not key.numel())
+        and (attn_mask is not None or not (query.numel() and key.numel() and value.numel()))
     ):
         *lead, _, _ = output_sizes(query, key, value, enable_gqa)
         query = query.expand(*lead, *query.shape[-2:])

@@ -78,10 +78,8 @@ def why_sdpa(
             tensors.append(attn_mask)
     if dropout_p != 0.0:  # not merely true: None, say, is for torch to refuse
         return "dropout"
-    if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
-        return "gradients are needed"
-    if torch.is_autocast_enabled(query.device.type):
-        return "autocast"
+    if torch.is_grad_enabled() and any(t.requires_grad for t in tensors[3:]):
+        return "attn_mask needs gradients"
     if torch._C._functorch.peek_interpreter_stack() is not None:
         return "a functorch transform is active"
     if forward_ad._current_level >= 0:
@@ -89,6 +87,24 @@ def why_sdpa(
     if _meaningful_function_mode():
         return "a torch function mode is active"
     return ""
+
+
+def need_gradients(query: Tensor, key: Tensor, value: Tensor) -> bool:
+    return torch.is_grad_enabled() and (
+        query.requires_grad or key.requires_grad or value.requires_grad
+    )
+
+
+def autocast(tensor: Tensor) -> Tensor:
+    """A plain tensor as torch's autocast hands it to SDPA."""
+    kind = tensor.device.type
+    if (
+        not torch.is_autocast_enabled(kind)
+        or not tensor.is_floating_point()
+        or tensor.dtype == torch.float64
+    ):
+        return tensor
+    return tensor.to(torch.get_autocast_dtype(kind))
 
 
 def _meaningful_function_mode() -> bool:
@@ -182,9 +198,10 @@ def plain(
         return untouched(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
     if key.dim() < 2 or value.dim() < 2 or key.shape[-2] != value.shape[-2]:
         validate(query, key, value, attn_mask, is_causal, enable_gqa)
-    if attn_mask is None or is_plain(attn_mask):
-        query, key, value, attn_mask = mended(query, key, value, attn_mask, enable_gqa)
-    if is_causal and attn_mask is not None and is_plain(attn_mask):
+    bias = attn_mask is not None and not is_plain(attn_mask)
+    query, key, value, mask = mended(query, key, value, None if bias else attn_mask, enable_gqa)
+    attn_mask = attn_mask if bias else mask
+    if is_causal and attn_mask is not None and not bias:
         attn_mask, is_causal = both_masks(attn_mask, query, key), False
     factor = 1.0
     if scale is not None and not scale > 0:

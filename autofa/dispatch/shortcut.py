@@ -82,7 +82,9 @@ def _sdpa_serves(
 ) -> bool:
     if attn_mask is not None and is_causal:
         return False  # the operator merges the two, SDPA's backends disagree
-    if not query.numel() or not key.numel() or query.device.type not in DEVICE_TYPES:
+    if not (query.numel() and key.numel() and value.numel()):
+        return False  # torch gives what is empty the query's dims, not the broadcast ones
+    if query.device.type not in DEVICE_TYPES:
         return False
     if sdpa_only(query, key, value, attn_mask, is_causal, enable_gqa) is not None:
         return True

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from autofa import settings as settings_module
-from autofa.dispatch import fake, shortcut
+from autofa.dispatch import fake, gradients, shortcut
 from autofa.dispatch.table import Table
 from autofa.errors import DOCTOR, UsageError, explain_bad
 from autofa.runtime import extension
@@ -54,6 +54,7 @@ class State:
         """Recomputes `direct`, and tells the runtime its flags."""
         self.direct = not self.off and self.forced is None and self.forcing == 0
         shortcut.forget()
+        gradients.forget()
         self.deterministic = torch.are_deterministic_algorithms_enabled()
         if not self.off:
             extension.set_flags(
@@ -124,6 +125,7 @@ def reload() -> None:
         STATE.table = Table(STATE.settings)
         extension.table_clear()
         shortcut.forget()
+        gradients.forget()
 
 
 def set_precision(precision: str) -> None:

@@ -27,7 +27,7 @@ from autofa.kernels import REGISTRY, Registry
 from autofa.kernels.family import Variant
 from autofa.problem import Problem, bucket_of
 from autofa.runtime import devices, extension, kernels, vendors
-from autofa.runtime.abi import FLAG_DETERMINISTIC, FLAG_FAST, LaunchKey
+from autofa.runtime.abi import FLAG_DETERMINISTIC, FLAG_FAST, FLAG_LSE, LaunchKey
 from autofa.settings import Settings
 from autofa.store.ranking import validity
 from autofa.store.rows import Row
@@ -125,11 +125,12 @@ class Table:
             bool(key.aligned),
             bool(key.flags & FLAG_DETERMINISTIC),
             "fast" if key.flags & FLAG_FAST else "f32",
+            bool(key.flags & FLAG_LSE),
         )
         decision, kernel = self._loaded(question, place.evidence, key if swap else None)
         if decision.wanted is not None and swap:
             self._wait_for(decision.wanted, key)
-        if kernel == kernels.SDPA:
+        if kernel == kernels.SDPA and not question.needs_lse:
             shortcut.sdpa_won()
         log.debug("%s: %s", bucket_of(question.problem), decision.explanation.reason)
         return kernel
@@ -177,7 +178,8 @@ class Table:
             for key in self._waiting.pop(wanted, []):
                 if torch.are_deterministic_algorithms_enabled():
                     return
-                extension.table_set(key, self._answer(key, swap=False))
+                if not key.flags & FLAG_LSE:  # those keep what they started with
+                    extension.table_set(key, self._answer(key, swap=False))
                 self.counts = replace(self.counts, swaps=self.counts.swaps + 1)
             shortcut.forget()
 

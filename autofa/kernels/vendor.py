@@ -53,6 +53,11 @@ class VendorKernel:
     def family_name(self) -> str:
         return self.slug
 
+    @property
+    def returns_lse(self) -> bool:
+        """Whether a call can have its log-sum-exp; torch's backends keep theirs to themselves."""
+        return self.library != "torch"
+
     def refusal(self, problem: Problem, limits: Limits) -> str | None:
         """Why it may not serve `problem` there; None if it may."""
         reasons = [d.refusal(problem, limits) for d in self.domains]

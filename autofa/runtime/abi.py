@@ -123,6 +123,7 @@ class LaunchKey(ctypes.Structure):
 
 FLAG_DETERMINISTIC = 1
 FLAG_FAST = 2
+FLAG_LSE = 4
 
 # What `autofa_sizeof` numbers, in its order.
 MIRRORS: tuple[type[ctypes.Structure], ...] = (Params, Metadata, LaunchKey, Executor)

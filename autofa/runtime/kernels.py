@@ -47,7 +47,6 @@ def run(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    *,
     attn_mask: Tensor | None = None,
     is_causal: bool = False,
     scale: float | None = None,
@@ -65,6 +64,33 @@ def run(
     import torch
 
     result: Tensor = torch.ops.autofa.run.default(
+        kernel, query, key, value, attn_mask, is_causal, scale, enable_gqa, lower_right
+    )
+    return result
+
+
+def run_with_lse(
+    kernel: int,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+    lower_right: bool,
+) -> tuple[Tensor, Tensor]:
+    """As `run`, with the log-sum-exp: natural, f32, the output's shape without its last dim, -inf
+    on rows that see no key.
+
+    Raises:
+        RuntimeError: the kernel cannot serve this call, or gives no log-sum-exp.
+    """
+    import torch
+
+    # The raw callable: OpOverload.__call__ costs 0.25 us more.
+    run_raw = torch.ops.autofa.run_with_lse.default._op
+    result: tuple[Tensor, Tensor] = run_raw(
         kernel, query, key, value, attn_mask, is_causal, scale, enable_gqa, lower_right
     )
     return result

@@ -1,0 +1,196 @@
+"""Calls that need more than the output: gradients, or the log-sum-exp.
+
+Where one of our kernels is the winner it computes the forward, and the backward of the backend that
+SDPA would have used is fed with its output and log-sum-exp: what follows is SDPA's own backward,
+what went before was faster. Everything else is SDPA's differentiable route, untouched.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from autofa.dispatch import routes
+from autofa.dispatch.keys import device_index, key_of
+from autofa.dispatch.table import NOT_NOW, Table
+from autofa.runtime import extension, kernels
+from autofa.runtime.abi import FLAG_LSE
+from autofa.runtime.backends import Backend, Call, bias_of, chosen, normalised
+from autofa.runtime.tensors import problem_of, sdpa_only, validate
+
+_num_threads = torch.get_num_threads
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Who serves calls of one signature, for as long as the process lives.
+
+    No swap to a kernel that is built meanwhile: activation checkpointing runs a forward twice and
+    wants the same tensors saved.
+
+    Attributes:
+        kernel: the id of the own kernel that computes the forward; `kernels.SDPA`: torch's route.
+        backend: whose backward takes its results, and who gives the log-sum-exp otherwise.
+    """
+
+    kernel: int
+    backend: Backend | None
+
+
+_MOST = 4096
+_plans: dict[tuple[Any, ...], Plan] = {}
+
+
+def forget() -> None:
+    """The table has changed."""
+    _plans.clear()
+
+
+class _Attention(torch.autograd.Function):
+    """One of our forwards with the backward of one of torch's backends."""
+
+    @staticmethod
+    def forward(ctx: Any, plan: Plan, with_lse: bool, *call: Any) -> Any:
+        out, lse = kernels.run_with_lse(plan.kernel, *call)
+        ctx.save_for_backward(*call[:4], out, lse)
+        ctx.rest = plan.backend, call[4:]
+        if not with_lse:
+            return out
+        ctx.mark_non_differentiable(lse)
+        return out, lse
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+        *tensors, out, lse = ctx.saved_tensors
+        backend, rest = ctx.rest
+        call, factor = normalised(Call(*tensors, *rest))
+        flat = out.dim() == 3
+        if flat:
+            grad, out, lse = grad[None], out[None], lse[None]
+        dq, dk, dv = backend.backward(grad, call, out, lse)
+        if factor != 1:
+            dq = dq * factor
+        if flat:
+            dq, dk, dv = dq[0], dk[0], dv[0]
+        return None, None, dq, dk, dv, None, None, None, None, None
+
+
+def plan_of(table: Table | None, call: Call) -> Plan:
+    """Who serves such a call.
+
+    Raises:
+        AutofaError: bad tensors.
+    """
+    query, key, value, mask = call[:4]
+    signature = (
+        query.shape,
+        key.shape,
+        value.shape,
+        query.dtype,
+        query.get_device(),
+        _num_threads(),
+        call.causal,
+        call.enable_gqa,
+        call.lower_right,
+        None if mask is None else (mask.shape, mask.dtype),
+    )
+    plan = _plans.get(signature)
+    if plan is not None:
+        return plan
+    validate(query, key, value, mask, call.causal, call.enable_gqa)
+    kernel = _kernel(table, call)
+    plan = planned(kernel, call)
+    if kernel != NOT_NOW:
+        if len(_plans) >= _MOST:
+            _plans.clear()
+        _plans[signature] = plan
+    return plan
+
+
+def planned(kernel: int, call: Call) -> Plan:
+    """The plan of a call whose forward that kernel computes, if a backward takes its results."""
+    backend = chosen(call)
+    own = kernel > kernels.SDPA and backend is not None
+    return Plan(kernel if own else kernels.SDPA, backend)
+
+
+def _kernel(table: Table | None, call: Call) -> int:
+    """The id of the kernel that the ladder gives to such a call."""
+    query, key, value, mask, causal, _, enable_gqa, lower_right = call
+    if table is None or not query.numel() or not value.numel():
+        return kernels.SDPA
+    if sdpa_only(query, key, value, mask, causal, enable_gqa) is not None:
+        return kernels.SDPA
+    problem = problem_of(query, key, value, mask, causal, enable_gqa, lower_right=lower_right)
+    flags = extension.flags() | FLAG_LSE
+    return table.miss(key_of(problem, device_index(query.device), graph=False, flags=flags))
+
+
+def differentiable(plan: Plan, call: Call) -> Tensor:
+    """The output, by the plan's kernel.
+
+    Raises:
+        RuntimeError: it does not serve this very call, by its alignment for example.
+    """
+    out: Tensor = _Attention.apply(plan, False, *call)  # type: ignore[no-untyped-call]
+    return out
+
+
+def with_lse(plan: Plan, call: Call) -> tuple[Tensor, Tensor]:
+    """Output and log-sum-exp; gradients flow through the output.
+
+    Raises:
+        RuntimeError: as `differentiable`.
+    """
+    if plan.kernel != kernels.SDPA:
+        out, lse = _Attention.apply(plan, True, *call)  # type: ignore[no-untyped-call]
+        return out, lse
+    if plan.backend is None or not call.query.numel():
+        return by_parts(call)
+    whole, _ = normalised(call)
+    out, lse = plan.backend.forward(whole)
+    return (out[0], lse[0]) if call.query.dim() == 3 else (out, lse)
+
+
+def by_parts(call: Call) -> tuple[Tensor, Tensor]:
+    """SDPA, and the log-sum-exp by itself: a second q k^T, where no kernel returns both."""
+    query, key, value, mask, causal, scale, enable_gqa, lower_right = call
+    if lower_right:
+        mask, causal = bias_of(call), False
+    out = routes.plain(query, key, value, mask, 0.0, causal, scale, enable_gqa)
+    return out, _log_sums(call, out)
+
+
+# Scores that are held at once.
+_SCORES = 1 << 24
+
+
+@torch.no_grad()
+def _log_sums(call: Call, out: Tensor) -> Tensor:
+    """(..., Nq) in f32, -inf where no key is seen; some rows at a time."""
+    query, key, scale, bias = call.query, call.key, call.scale, bias_of(call)
+    if call.enable_gqa and key.shape[-3] != query.shape[-3]:
+        key = key.repeat_interleave(query.shape[-3] // key.shape[-3], -3)
+    wide = torch.float64 if query.dtype == torch.float64 else torch.float32
+    query, key = query.to(wide), key.to(wide).transpose(-1, -2)
+    query = query * (scale if scale is not None else 1.0 / math.sqrt(max(1, query.shape[-1])))
+    rows, keys = query.shape[-2], key.shape[-1]
+    step = max(1, _SCORES // max(1, math.prod(out.shape[:-2]) * keys))
+    columns = torch.arange(keys, device=query.device)
+    lse = torch.empty(out.shape[:-1], dtype=torch.float32, device=out.device)
+    for first in range(0, rows, step):
+        part = slice(first, first + step)
+        scores = query[..., part, :] @ key
+        if bias is not None:
+            scores = scores + (bias if bias.shape[-2] == 1 else bias[..., part, :])
+        if call.triangle:
+            own = torch.arange(first, min(first + step, rows), device=query.device)
+            scores = scores.masked_fill(columns > own[:, None], -math.inf)
+        lse[..., part] = scores.logsumexp(-1)
+    return lse

@@ -1,0 +1,242 @@
+"""torch's attention backends, taken apart: the forward with its log-sum-exp, and the backward fed
+with an output and a log-sum-exp that another kernel computed.
+
+Everywhere here the log-sum-exp is natural, f32, (B, H, Nq), and -inf on rows that see no key; each
+backend's own form is converted at its edge. Found by trying torch 2.11 and 2.13: flash has that
+shape, efficient wants rows up to a multiple of 32, cuDNN a last dim of 1, CPU flash the strides of
+(B, Nq, H). The backwards turn to NaN everywhere by -inf and are exact with +inf, which makes every
+weight of such a row 0. Flash, cuDNN and CPU flash read grouped heads as they are; efficient wants
+them repeated.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend
+
+_ATEN = torch.ops.aten
+_CPU_FORWARD = _ATEN._scaled_dot_product_flash_attention_for_cpu.default
+_CPU_BACKWARD = _ATEN._scaled_dot_product_flash_attention_for_cpu_backward.default
+_FLASH_FORWARD = _ATEN._scaled_dot_product_flash_attention.default
+_FLASH_BACKWARD = _ATEN._scaled_dot_product_flash_attention_backward.default
+_EFFICIENT_FORWARD = _ATEN._scaled_dot_product_efficient_attention.default
+_EFFICIENT_BACKWARD = _ATEN._scaled_dot_product_efficient_attention_backward.default
+_CUDNN_FORWARD = _ATEN._scaled_dot_product_cudnn_attention.default
+_CUDNN_BACKWARD = _ATEN._scaled_dot_product_cudnn_attention_backward.default
+
+Gradients = tuple[Tensor, Tensor, Tensor]
+
+
+class Call(NamedTuple):
+    """A valid call of the operator, its arguments in their order.
+
+    Attributes:
+        lower_right: where `causal` holds, the triangle hangs on the lower-right corner.
+    """
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    mask: Tensor | None
+    causal: bool
+    scale: float | None
+    enable_gqa: bool
+    lower_right: bool
+
+    @property
+    def triangle(self) -> bool:
+        """Whether it is causal as torch's `is_causal` means it."""
+        return self.causal and not self.lower_right
+
+
+@dataclass(frozen=True)
+class Backend:
+    """One of torch's kernels.
+
+    Attributes:
+        forward: a call as `normalised` gives it -> output and log-sum-exp; differentiable.
+        backward: (gradient of the output, such a call, output, log-sum-exp) -> those of query, key
+            and value.
+    """
+
+    name: str
+    forward: Callable[[Call], tuple[Tensor, Tensor]]
+    backward: Callable[[Tensor, Call, Tensor, Tensor], Gradients]
+
+
+def normalised(call: Call) -> tuple[Call, float]:
+    """The call with tensors of 4 dims and a positive scale; what its query was multiplied by.
+
+    torch's kernels mask before they scale: by a scale of 0 or less, what is hidden turns to NaN.
+    """
+    query, key, value, mask, causal, scale, enable_gqa, lower_right = call
+    factor = 1.0
+    if scale is None:
+        scale = 1.0 / math.sqrt(query.shape[-1])
+    elif scale <= 0:
+        factor, scale = (-1.0, -scale) if scale < 0 else (0.0, 1.0)
+        query = query * factor
+    if query.dim() == 3:
+        query, key, value = query[None], key[None], value[None]
+        mask = mask[None] if mask is not None and mask.dim() == 3 else mask
+    return Call(query, key, value, mask, causal, scale, enable_gqa, lower_right), factor
+
+
+def bias_of(call: Call) -> Tensor | None:
+    """The mask, or the triangle of the lower-right corner, as numbers to add to the scores."""
+    mask, rows, keys = call.mask, call.query.shape[-2], call.key.shape[-2]
+    if call.causal and call.lower_right:
+        mask = torch.ones(rows, keys, dtype=torch.bool, device=call.query.device)
+        mask = mask.tril_(keys - rows)
+    if mask is not None and mask.dtype == torch.bool:
+        mask = torch.zeros_like(mask, dtype=call.query.dtype).masked_fill_(~mask, -math.inf)
+    return mask.unsqueeze(0) if mask is not None and mask.dim() == 3 else mask
+
+
+def _blind(out: Tensor, bias: Tensor | None) -> Tensor | None:
+    """True where a row sees no key; None where no row can be."""
+    if bias is None:
+        return None
+    return (bias == -math.inf).all(-1).expand(out.shape[:-1])
+
+
+def _ours(lse: Tensor, out: Tensor, bias: Tensor | None) -> Tensor:
+    blind = _blind(out, bias)
+    lse = lse.detach().float()
+    return lse.contiguous() if blind is None else lse.masked_fill(blind, -math.inf).contiguous()
+
+
+def _theirs(lse: Tensor) -> Tensor:
+    return lse.masked_fill(lse == -math.inf, math.inf)
+
+
+def _cpu_forward(call: Call) -> tuple[Tensor, Tensor]:
+    bias = bias_of(call)
+    out, lse = _CPU_FORWARD(*call[:3], 0.0, call.triangle, attn_mask=bias, scale=call.scale)
+    return out, _ours(lse, out, bias)
+
+
+def _cpu_backward(grad: Tensor, call: Call, out: Tensor, lse: Tensor) -> Gradients:
+    bias = bias_of(call)
+    lse = lse if bias is None else _theirs(lse)
+    lse = lse.transpose(1, 2).contiguous().transpose(1, 2)
+    found: Gradients = _CPU_BACKWARD(
+        grad, *call[:3], out, lse, 0.0, call.triangle, attn_mask=bias, scale=call.scale
+    )
+    return found
+
+
+# Flash's triangle always hangs on the lower-right corner; on a square that is the other one too.
+
+
+def _flash_forward(call: Call) -> tuple[Tensor, Tensor]:
+    out, lse = _FLASH_FORWARD(*call[:3], 0.0, call.causal, scale=call.scale)[:2]
+    return out, lse.detach().masked_fill(lse == math.inf, -math.inf)
+
+
+def _flash_backward(grad: Tensor, call: Call, out: Tensor, lse: Tensor) -> Gradients:
+    seed = torch.zeros(2, dtype=torch.uint64, device=out.device)
+    lengths = (None, None, call.query.shape[-2], call.key.shape[-2])
+    results = (out, _theirs(lse))
+    found: Gradients = _FLASH_BACKWARD(
+        grad, *call[:3], *results, *lengths, 0.0, call.causal, seed, seed, scale=call.scale
+    )
+    return found
+
+
+def _wide_bias(bias: Tensor | None, query: Tensor) -> Tensor | None:
+    """For every row of every head, rows aligned as the efficient kernel reads them."""
+    if bias is None:
+        return None
+    keys = bias.shape[-1]
+    if keys % 16:
+        padded = bias.new_empty(*bias.shape[:-1], keys // 16 * 16 + 16)
+        bias = padded[..., :keys].copy_(bias)
+    return bias.to(query.dtype).expand(*query.shape[:-1], keys)
+
+
+def _repeated(tensor: Tensor, query: Tensor) -> Tensor:
+    groups = query.shape[1] // tensor.shape[1]
+    return tensor if groups == 1 else tensor.repeat_interleave(groups, 1)
+
+
+def _efficient_forward(call: Call) -> tuple[Tensor, Tensor]:
+    query, bias = call.query, bias_of(call)
+    tensors = (query, _repeated(call.key, query), _repeated(call.value, query))
+    wide = _wide_bias(bias, query)
+    out, lse = _EFFICIENT_FORWARD(*tensors, wide, True, 0.0, call.triangle, scale=call.scale)[:2]
+    return out, _ours(lse[..., : query.shape[-2]], out, bias)
+
+
+def _efficient_backward(grad: Tensor, call: Call, out: Tensor, lse: Tensor) -> Gradients:
+    query = call.query
+    lse = torch.nn.functional.pad(_theirs(lse), (0, -query.shape[-2] % 32), value=math.inf)
+    seed = torch.zeros((), dtype=torch.int64, device=query.device)
+    tensors = (grad, query, _repeated(call.key, query), _repeated(call.value, query))
+    rest = (_wide_bias(bias_of(call), query), out, lse, seed, seed, 0.0)
+    wanted = [True, True, True, False]
+    dq, dk, dv, _ = _EFFICIENT_BACKWARD(*tensors, *rest, wanted, call.triangle, scale=call.scale)
+    return dq, _summed(dk, call.key), _summed(dv, call.value)
+
+
+def _summed(gradient: Tensor, like: Tensor) -> Tensor:
+    """Over the query heads that read one key head."""
+    if gradient.shape == like.shape:
+        return gradient
+    batch, heads, *rest = like.shape
+    return gradient.reshape(batch, heads, -1, *rest).sum(2)
+
+
+def _cudnn_forward(call: Call) -> tuple[Tensor, Tensor]:
+    bias = bias_of(call)
+    out, lse = _CUDNN_FORWARD(*call[:3], bias, True, 0.0, call.triangle, scale=call.scale)[:2]
+    return out, _ours(lse.view(out.shape[:-1]), out, bias)
+
+
+def _cudnn_backward(grad: Tensor, call: Call, out: Tensor, lse: Tensor) -> Gradients:
+    seed = torch.zeros((), dtype=torch.int64, device=out.device)
+    lengths = (None, None, call.query.shape[-2], call.key.shape[-2])
+    results = (out, _theirs(lse).unsqueeze(-1), seed, seed, bias_of(call))
+    found: Gradients = _CUDNN_BACKWARD(
+        grad, *call[:3], *results, *lengths, 0.0, call.triangle, scale=call.scale
+    )
+    return found
+
+
+CPU_FLASH = Backend("cpu flash", _cpu_forward, _cpu_backward)
+FLASH = Backend("flash", _flash_forward, _flash_backward)
+EFFICIENT = Backend("efficient", _efficient_forward, _efficient_backward)
+CUDNN = Backend("cudnn", _cudnn_forward, _cudnn_backward)
+
+_BY_CHOICE = {
+    ("cpu", int(SDPBackend.FLASH_ATTENTION.value)): CPU_FLASH,
+    ("cuda", int(SDPBackend.FLASH_ATTENTION.value)): FLASH,
+    ("cuda", int(SDPBackend.EFFICIENT_ATTENTION.value)): EFFICIENT,
+    ("cuda", int(SDPBackend.CUDNN_ATTENTION.value)): CUDNN,
+}
+_FLASH_HEAD_DIMS = 256
+
+
+def chosen(call: Call) -> Backend | None:
+    """The backend that SDPA picks for these tensors, as they are with their `requires_grad`.
+
+    None where that is its composite form, and for masks of another dtype than the query's.
+    """
+    query, key, value, mask, causal, _, enable_gqa, lower_right = call
+    if mask is not None and mask.dtype not in (torch.bool, query.dtype):
+        return None
+    if query.dim() == 3:
+        query, key, value = query[None], key[None], value[None]
+    if causal and lower_right and query.device.type == "cuda":
+        served = query.shape[-1] == value.shape[-1] <= _FLASH_HEAD_DIMS
+        return FLASH if served and query.dtype in (torch.float16, torch.bfloat16) else None
+    choice = torch._fused_sdp_choice(
+        query, key, value, mask, 0.0, call.triangle, scale=None, enable_gqa=enable_gqa
+    )
+    return _BY_CHOICE.get((query.device.type, choice))

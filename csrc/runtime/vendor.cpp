@@ -246,8 +246,8 @@ void mend(Call& call) {
 }  // namespace
 
 Handle run_vendor(const Vendor& vendor, Call& call, Handle* lse) {
+  mend(call);  // first: a product of overlapping rows is laid out in any order
   make_scale_positive(call);
-  mend(call);
   if (vendor.op == nullptr) return call.with_output_strides(vendor.launch(call));
   Handle out = run_operator(vendor, call, lse);
   return out ? call.with_output_strides(std::move(out)) : std::move(out);

@@ -154,15 +154,16 @@ class Truth:
             return f"got {tuple(got.shape)} {got.dtype} instead of {want}"
         if not got.numel():
             return None
-        excused = torch.zeros_like(self.reached) if masks_values else self.reached & ~got.isfinite()
-        scaled = self._scaled(got).masked_fill(excused, 0.0)
         floor, per_score = FLOOR.get(self.dtype, _F64 * FLOOR["f32"]), PER_SCORE
         if self.dtype == "f64":
             per_score = _F64 * PER_SCORE
-        times = TIMES_FAST if fast else 1.0
+        excused = torch.zeros_like(self.reached) if masks_values else self.reached & ~got.isfinite()
+        times = 1.0
         if fast:
-            per_score = floor / TIMES_FAST  # of scores rounded to 16 bits, which may also overflow
+            times = TIMES_FAST
+            per_score = floor / 8  # of scores rounded to 16 bits, which may also overflow
             excused = excused | (self.size > _LARGE)[..., None]
+        scaled = self._scaled(got).masked_fill(excused, 0.0)
         allowed = times * (floor + per_score * self.size)[..., None]
         bad = ~(scaled <= allowed)
         if bool(bad.any()):

@@ -6,8 +6,10 @@ torch that is installed; it imports more than autofa needs (pytest, expecttest, 
 
     python benchmarks/torch_tests.py PYTORCH/test/test_transformers.py [-- -k 'CPU and sdpa']
 
-Most of those tests switch backends of SDPA off, and then `patch_sdpa` leaves the call to SDPA; with
-`--everywhere` it does not.
+Most of those tests switch backends of SDPA off, and then `patch_sdpa` leaves the call to SDPA.
+`--route fused` takes those calls too, but for those that leave only the math backend on, which is
+the tests' reference; `--route all` takes these as well. With `--own`, an own kernel serves every
+call that one can serve, whatever was measured.
 """
 
 from __future__ import annotations
@@ -16,54 +18,107 @@ import argparse
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
-# In one process with the tests, before they import anything from torch.nn.functional.
-PATCHED = "import autofa, pytest, sys; autofa.patch_sdpa(); sys.exit(pytest.main(sys.argv[1:]))"
-EVERYWHERE = "from autofa.integrations import sdpa_patch as p; p._free_choice = lambda: True; "
-PLAIN = "import pytest, sys; sys.exit(pytest.main(sys.argv[1:]))"
+ROUTES = ("free", "fused", "all")
+Outcomes = dict[str, tuple[str, str]]
 
 
-def outcomes(code: str, test: Path, options: list[str]) -> dict[str, tuple[str, str]]:
+def patch(route: str, own: bool) -> Counter[str]:
+    """In the process of the tests, before they take anything from torch.nn.functional.
+
+    Returns:
+        Who served how many calls of eager code, with `own`.
+    """
+    import torch
+
+    import autofa
+    from autofa.errors import AutofaError
+    from autofa.integrations import sdpa_patch
+    from autofa.kernels import REGISTRY
+    from autofa.runtime import devices
+    from autofa.runtime.tensors import problem_of
+
+    served: Counter[str] = Counter()
+
+    def own_first(query: Any, key: Any, value: Any, *rest: Any, **options: Any) -> Any:
+        if torch.compiler.is_dynamo_compiling():
+            return autofa.attention(query, key, value, *rest, **options)
+        for family in REGISTRY.families:
+            try:
+                mask = rest[0] if type(rest[0]) is torch.Tensor else None
+                problem = problem_of(query, key, value, mask, rest[2], options["enable_gqa"])
+                variant = family.default_variant(problem, devices.limits(query.device))
+                if variant is not None:
+                    with autofa.force_kernel(variant.slug):
+                        out = autofa.attention(query, key, value, *rest, **options)
+                    served[family.name] += 1
+                    return out
+            except (AutofaError, RuntimeError, ValueError):  # not a call for this family
+                continue
+        served["as dispatched"] += 1
+        return autofa.attention(query, key, value, *rest, **options)
+
+    if route != "free":
+        fused = torch._C._get_flash_sdp_enabled
+        sdpa_patch._free_choice = fused if route == "fused" else lambda: True
+    if own:
+        sdpa_patch.attention = own_first
+    autofa.patch_sdpa()
+    return served
+
+
+def child(mode: str, xml: str, *options: str) -> int:
+    import pytest
+
+    served = Counter() if mode == "plain" else patch(mode.partition("+")[0], "+own" in mode)
+    quiet = ["-q", "-p", "no:cacheprovider", "-p", "no:warnings", "--tb=short"]
+    code = pytest.main([*quiet, f"--junitxml={xml}", *options])
+    if served:
+        print(f"served: {dict(served)}", file=sys.stderr)
+    return int(code)
+
+
+def outcomes(mode: str, test: Path, options: list[str]) -> Outcomes:
     """Test -> (passed, skipped, failed or error; the first line of why)."""
     with tempfile.TemporaryDirectory() as folder:
         xml = Path(folder) / "outcomes.xml"
-        quiet = ["-q", "-p", "no:cacheprovider", "-p", "no:warnings", "--tb=short"]
-        command = [sys.executable, "-c", code, *quiet, f"--junitxml={xml}", test.name, *options]
+        command = [sys.executable, __file__, "child", mode, str(xml), *options]
+        if not any("::" in option for option in options):
+            command.append(test.name)
         subprocess.run(command, cwd=test.parent, check=False, stdout=subprocess.DEVNULL)
         if not xml.exists():
             raise SystemExit(f"pytest did not end: {' '.join(command)}")
         found = {}
         for case in ElementTree.parse(xml).iter("testcase"):
-            name = f"{case.get('classname')}::{case.get('name')}"
-            bad = next(
-                (child for child in case if child.tag in ("failure", "error", "skipped")), None
-            )
-            if bad is None:
-                found[name] = ("passed", "")
-            else:
-                why = (bad.get("message") or "").partition("\n")[0]
-                found[name] = (bad.tag.replace("failure", "failed"), why)
+            kinds = {"failure": "failed", "error": "error", "skipped": "skipped"}
+            bad = next((part for part in case if part.tag in kinds), None)
+            kind = "passed" if bad is None else kinds[bad.tag]
+            why = "" if bad is None else (bad.get("message") or "").partition("\n")[0]
+            found[f"{case.get('classname')}::{case.get('name')}"] = (kind, why)
         return found
 
 
-def summary(found: dict[str, tuple[str, str]]) -> str:
-    kinds = [kind for kind, _ in found.values()]
-    return ", ".join(f"{kinds.count(kind)} {kind}" for kind in sorted(set(kinds)))
+def summary(found: Outcomes) -> str:
+    kinds = Counter(kind for kind, _ in found.values())
+    return f"{len(found)} tests: " + ", ".join(f"{kinds[kind]} {kind}" for kind in sorted(kinds))
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("test", type=Path, help="test_transformers.py of a PyTorch checkout")
-    parser.add_argument("--everywhere", action="store_true", help="restricted calls too")
+    parser.add_argument("--route", choices=ROUTES, default="free", help="calls that are routed")
+    parser.add_argument("--own", action="store_true", help="an own kernel wherever one serves")
     parser.add_argument("options", nargs="*", help="for pytest, after --")
     given = parser.parse_args()
     test = given.test.resolve()
-    code = EVERYWHERE * given.everywhere + PATCHED
-    plain, patched = (outcomes(each, test, given.options) for each in (PLAIN, code))
-    print(f"plain:   {len(plain)} tests: {summary(plain)}")
-    print(f"patched: {len(patched)} tests: {summary(patched)}")
+    plain = outcomes("plain", test, given.options)
+    print(f"plain:   {summary(plain)}", flush=True)
+    patched = outcomes(given.route + "+own" * given.own, test, given.options)
+    print(f"patched: {summary(patched)}")
     different = 0
     for name in sorted(plain.keys() | patched.keys()):
         before, after = plain.get(name, ("absent", "")), patched.get(name, ("absent", ""))
@@ -75,4 +130,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(child(*sys.argv[2:]) if sys.argv[1:2] == ["child"] else main())

@@ -202,6 +202,37 @@ def test_patched_sdpa_serves_models_that_keep_their_sdpa() -> None:
     torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("masked", [None, torch.bool, torch.float32])
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("rows", [1, 5])
+def test_masks_biases_and_room_for_more_keys(
+    rows: int, biased: bool, masked: torch.dtype | None, calls: list[dict[str, Any]]
+) -> None:
+    """Against SDPA with one additive mask; 8 keys, of which a prefill has filled 5."""
+    torch.manual_seed(0)
+    query, key, value = (torch.randn(2, h, n, 8) for h, n in ((4, rows), (2, 8), (2, 8)))
+    seen = torch.ones(rows, 8, dtype=torch.bool)
+    if masked is None and rows > 1:
+        seen = seen.tril()
+    elif masked is not None:
+        seen[:, 3] = False
+    bias = torch.randn(1, 4, rows, 8) if biased else None
+    full = torch.where(seen, 0.0 if bias is None else bias, float("-inf")).expand(2, 4, rows, 8)
+    want = torch.nn.functional.scaled_dot_product_attention(
+        query, key, value, full, scale=0.3, enable_gqa=True
+    )
+    mask = None
+    if masked is not None:
+        mask = seen if masked is torch.bool else torch.zeros(rows, 8).masked_fill(~seen, -1e30)
+        mask = mask.expand(2, 1, rows, 8)
+    got, weights = ours.attend(
+        torch.nn.Module(), query, key, value, mask, scaling=0.3, position_bias=bias
+    )
+    assert weights is None
+    torch.testing.assert_close(got, want.transpose(1, 2), rtol=1e-4, atol=1e-5)
+    assert calls[0]["key"][2] == (5 if masked is None and rows == 5 else 8)
+
+
 def test_softcap_is_refused() -> None:
     q = torch.randn(1, 2, 3, 8)
     with pytest.raises(UsageError, match="softcap: got 30"):

@@ -11,13 +11,14 @@ class CopyingCompiler:
 
     Attributes:
         command: what CXX is to name.
+        calls: a file to which every compilation appends the name of its source.
     """
 
     def __init__(self, folder: Path, libraries: Iterable[Path], first: str = "") -> None:
         """`first` is shell text that every compilation runs before it copies."""
         folder.mkdir(parents=True, exist_ok=True)
         self.command = folder / "copy-g++"
-        self._calls = folder / "calls"
+        self.calls = folder / "calls"
         copies = "\n".join(
             f'grep -qF \'"{library.stem.rpartition("-")[0]}"\' "$source" '
             f"&& exec cp '{library}' \"$out\""
@@ -30,7 +31,7 @@ class CopyingCompiler:
             '  case "$1" in -o) out=$2; shift;; *.cpp) source=$1;; esac\n'
             "  shift\n"
             "done\n"
-            f"echo \"$source\" >>'{self._calls}'\n"
+            f"echo \"$source\" >>'{self.calls}'\n"
             f"{first}\n{copies}\n"
             "echo 'fatal error: nothing to copy' >&2\n"
             "exit 1\n"
@@ -41,6 +42,6 @@ class CopyingCompiler:
     def runs(self) -> int:
         """How often a variant was compiled so far, by any process."""
         try:
-            return sum(line != "empty.cpp" for line in self._calls.read_text().split())
+            return sum(line != "empty.cpp" for line in self.calls.read_text().split())
         except FileNotFoundError:
             return 0

@@ -88,7 +88,8 @@ def start(world: World, text: str) -> subprocess.Popen[str]:
     home = world.root / "home"
     home.mkdir(exist_ok=True)
     program = world.root / "program.py"
-    program.write_text(_PRELUDE + text)
+    if not program.exists():  # of several processes the first one may be reading it
+        program.write_text(_PRELUDE + text)
     return subprocess.Popen(
         [sys.executable, str(program)],
         stdout=subprocess.PIPE,

@@ -1,9 +1,10 @@
 """What one call of `autofa.attention` costs the host beside plain SDPA, and where it goes.
 
-    python benchmarks/call_overhead.py [--device cuda] [--rounds 61] [--threads 1]
+    python benchmarks/call_overhead.py [--device cuda] [--rounds 61] [--threads 1] [--grad]
 
 Interleaved rounds of back-to-back calls, medians. `own` is the default variant of the family that
 serves the shape (built if missing) entered as the winner, `sdpa wins` plain SDPA entered as such.
+With --grad the tensors require gradients; the backward is not run.
 """
 
 from __future__ import annotations
@@ -20,11 +21,12 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 import autofa
 from autofa import settings
 from autofa.compiler import build
-from autofa.dispatch import routes, shortcut, state
+from autofa.dispatch import gradients, routes, shortcut, state
 from autofa.dispatch.keys import device_index, key_of
 from autofa.kernels import REGISTRY
 from autofa.problem import Problem, parse_shape
 from autofa.runtime import devices, extension, kernels
+from autofa.runtime.abi import FLAG_LSE
 from autofa.runtime.tensors import make_inputs
 
 SHAPES = ("1,1,16,64", "1,8,16,64", "1,8,1/128,64", "1,8,128,64")
@@ -84,24 +86,27 @@ def stages(device: torch.device, rounds: int) -> None:
         print(f"| {name} | {value:.0f} |")
 
 
-def compare(shape: str, device: torch.device, rounds: int) -> None:
+def compare(shape: str, device: torch.device, rounds: int, grad: bool) -> None:
     """One row: plain SDPA, and attention with either winner."""
     dtype = "f32" if device.type == "cpu" else "f16"
     problem = parse_shape(shape, dtype=dtype, device=device.type)
-    inputs = make_inputs(problem, device, 0)
+    inputs = [tensor.requires_grad_(grad) for tensor in make_inputs(problem, device, 0)]
     own = own_kernel(problem, device)
-    key = key_of(problem, device_index(device), graph=False, flags=extension.flags())
+    flags = extension.flags() | FLAG_LSE * grad
+    key = key_of(problem, device_index(device), graph=False, flags=flags)
 
     def enter(kernel: int) -> None:
         extension.table_set(key, kernel)
         shortcut.forget()
+        gradients.forget()
 
     def attend() -> object:
         return autofa.attention(*inputs)
 
     # Both winners in the same rounds would swap the table all the time, so two sets of rounds.
     found = []
-    shortcut.sdpa_won()
+    if not grad:
+        shortcut.sdpa_won()
     for kernel in (None if own is None else own[1], kernels.SDPA):
         if kernel is None:
             found.append((float("nan"), float("nan")))
@@ -122,6 +127,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--rounds", type=int, default=61)
     parser.add_argument("--threads", type=int)
+    parser.add_argument("--grad", action="store_true", help="grad mode on, and needed")
     parser.add_argument("--shape", action="append", help=f"default: {' '.join(SHAPES)}")
     args = parser.parse_args()
     # glibc may hand the top of the heap back after every call and take it again at the next, which
@@ -130,16 +136,18 @@ def main() -> None:
     if args.threads:
         torch.set_num_threads(args.threads)
     device = devices.find_device(args.device)
-    print(f"{devices.device_key(device)}, torch {torch.__version__}, grad mode off")
+    mode = "on" if args.grad else "off"
+    print(f"{devices.device_key(device)}, torch {torch.__version__}, grad mode {mode}")
     autofa.attention(*(torch.ones(1, 1, 1, 8, device=device),) * 3)  # loads the operator
-    with torch.no_grad():
-        stages(device, args.rounds)
+    with torch.set_grad_enabled(args.grad):
+        if not args.grad:
+            stages(device, args.rounds)
         print(
             "\n| shape | sdpa us | own us | ratio | sdpa us | sdpa wins us | ratio | own kernel |"
             "\n|---|---:|---:|---:|---:|---:|---:|---|"
         )
         for shape in args.shape or SHAPES:
-            compare(shape, device, args.rounds)
+            compare(shape, device, args.rounds, args.grad)
 
 
 if __name__ == "__main__":

@@ -25,10 +25,17 @@ class Builder:
     it gives up for good; whatever fails, one warning is all that is said of it.
     """
 
-    def __init__(self, settings: Settings, built: Callable[[Variant], None]) -> None:
-        """`built` is called from the thread, after each success."""
+    def __init__(
+        self,
+        settings: Settings,
+        built: Callable[[Variant], None],
+        is_broken: Callable[[Variant, str], bool],
+    ) -> None:
+        """Both are called from the thread: `built` after each success, `is_broken` before each
+        build: whether a library that is there is to be replaced."""
         self._settings = settings
         self._built = built
+        self._is_broken = is_broken
         self._lock = threading.Lock()
         self._waiting: list[Request] = []
         self._seen: set[Request] = set()
@@ -66,7 +73,8 @@ class Builder:
         while (request := self._next()) is not None:
             variant, target = request
             try:
-                result = compiler.build([request], self._settings, jobs=1)[0]
+                anew = self._is_broken(variant, target)
+                result = compiler.build([request], self._settings, jobs=1, anew=anew)[0]
                 if result.status == "ok":
                     log.info("built %s for %s", variant, target)
                     self._built(variant)

@@ -12,7 +12,7 @@ from torch._C._nn import scaled_dot_product_attention as sdpa  # F's own, whatev
 from autofa.dispatch import forcing, gradients, routes
 from autofa.dispatch.arguments import check_kinds
 from autofa.dispatch.routes import is_lower_right, is_plain
-from autofa.dispatch.shortcut import restride
+from autofa.dispatch.shortcut import learn_training, restride
 from autofa.dispatch.state import STATE
 from autofa.errors import AutofaError, NotApplicableError, UsageError, explain_bad
 from autofa.kernels.vendor import BASELINE
@@ -141,6 +141,7 @@ def differentiable(call: Call) -> Tensor:
         plan = gradients.plan_of(STATE.table, call)
         if plan.kernel != kernels.SDPA:
             return gradients.differentiable(plan, call)
+        learn_training(call)
     except RuntimeError as error:
         if isinstance(error, torch.OutOfMemoryError):
             raise

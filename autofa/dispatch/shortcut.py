@@ -15,6 +15,7 @@ from torch import Tensor
 from autofa.dispatch import fake
 from autofa.dispatch.keys import DEVICE_TYPES, device_index, key_of
 from autofa.runtime import extension, kernels
+from autofa.runtime.backends import Call
 from autofa.runtime.tensors import problem_of, sdpa_only
 
 # Forgotten all at once beyond this many, so that ever new shapes cannot fill the memory.
@@ -38,6 +39,28 @@ class Memory:
 
 
 MEMORY = Memory()
+TRAINING = Memory()  # of calls that need gradients
+
+
+def signature(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None,
+    is_causal: bool,
+    enable_gqa: bool,
+) -> tuple[Any, ...]:
+    """All but the query's shape that decides which kernel serves a call."""
+    return (
+        key.shape,
+        value.shape,
+        query.dtype,
+        query.get_device(),
+        torch.get_num_threads(),
+        is_causal,
+        enable_gqa,
+        None if attn_mask is None else (attn_mask.shape, attn_mask.dtype),
+    )
 
 
 def sdpa_won() -> None:
@@ -49,10 +72,25 @@ def sdpa_won() -> None:
 def forget() -> None:
     """The table has changed."""
     MEMORY.by_query.clear()
+    TRAINING.by_query.clear()
+
+
+def learn_training(call: Call) -> None:
+    """Notes that plain SDPA serves a call that needs gradients."""
+    query, key, value, mask, causal, _, enable_gqa, lower_right = call
+    if lower_right:
+        return
+    memory = TRAINING.by_query
+    if len(memory) >= _MOST:
+        memory.clear()
+    known = memory.setdefault(query.shape, {})
+    if len(known) >= _MOST:
+        known.clear()
+    known[signature(query, key, value, mask, causal, enable_gqa)] = True
+    TRAINING.watching = True
 
 
 def learn(
-    signature: tuple[Any, ...],
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -69,7 +107,7 @@ def learn(
     if won or known:
         if len(known) >= _MOST:
             known.clear()
-        known[signature] = won
+        known[signature(query, key, value, attn_mask, is_causal, enable_gqa)] = won
 
 
 def _sdpa_serves(

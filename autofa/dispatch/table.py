@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import _thread
 import logging
+import os
 import threading
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -77,7 +78,7 @@ class Table:
         # Also in a forked child, where another thread's lock would stay taken for ever and the
         # builder's thread does not exist.
         self._lock = threading.RLock()
-        self._builder = Builder(self.settings, self._swap)
+        self._builder = Builder(self.settings, self._swap, self._is_broken)
         self._importer = Importer(self._swap)
 
     def after_fork(self) -> None:
@@ -175,6 +176,8 @@ class Table:
     def _swap(self, wanted: Variant | str) -> None:
         """Puts what has just been built or imported in where it is the winner."""
         with self._lock:
+            # What was built may load now; what still does not is found out again.
+            self._broken.clear()
             for key in self._waiting.pop(wanted, []):
                 if torch.are_deterministic_algorithms_enabled():
                     return
@@ -182,6 +185,14 @@ class Table:
                     extension.table_set(key, self._answer(key, swap=False))
                 self.counts = replace(self.counts, swaps=self.counts.swaps + 1)
             shortcut.forget()
+
+    def _is_broken(self, variant: Variant, target: str) -> bool:
+        """Whether its library is there and does not load, and compiling it again may mend that: it
+        was made for another C library, say. A mount that executes nothing will not load that."""
+        path = library_of(variant, target, self.settings)
+        if path is None or path not in self._broken:
+            return False
+        return not os.statvfs(path).f_flag & os.ST_NOEXEC
 
     def decide(self, question: Question, evidence: Evidence, *, pending: bool = True) -> Decision:
         """What the ladder says. Loads nothing, builds nothing.

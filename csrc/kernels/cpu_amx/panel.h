@@ -244,7 +244,7 @@ class Panel {
     // -inf times a factor that counts as zero would be NaN.
     const bool vanishing = factor < FLT_MIN;
     if (vanishing) {
-      multiply_scores(scores, step.keys, 0);
+      vanish(scores, step.keys);
       factor = 1;
     }
     if (params_.mask != AUTOFA_MASK_NONE) {

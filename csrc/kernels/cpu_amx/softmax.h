@@ -85,6 +85,18 @@ inline void multiply_scores(float* scores, int64_t keys, float factor) {
   }
 }
 
+// Scores times 0; by a subtraction, since compilers here take a product with 0 for 0 even if the
+// score is NaN.
+inline void vanish(float* scores, int64_t keys) {
+  for (int64_t key = 0; key < keys; ++key) {
+    for (int half = 0; half < 2; ++half) {
+      float* at = scores + sum_at(key, half);
+      const Floats score = cpu::load(at);
+      cpu::store(at, score - score);
+    }
+  }
+}
+
 // Two rows of f32 as one row of pairs of bf16. A NaN may become a number: its query's sum of
 // weights is NaN all the same.
 inline __m512i pair_rows(Floats even, Floats odd) {

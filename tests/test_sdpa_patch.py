@@ -20,6 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 
 import autofa
+from autofa.dispatch import shortcut
 from autofa.integrations import sdpa_patch
 
 SDPA = torch._C._nn.scaled_dot_product_attention
@@ -446,13 +447,33 @@ def test_export(strict: bool) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.:DeprecationWarning")
-def test_torchscript_and_fx() -> None:
-    q, k, v = qkv()
-    want = Attend()(q, k, v)
-    with torch.no_grad(), autofa.patch_sdpa():
-        close(torch.jit.script(Attend())(q, k, v), want)
-        close(torch.jit.trace(Attend(), (q, k, v))(q, k, v), want)
-        close(torch.fx.symbolic_trace(Attend())(q, k, v), want)
+@pytest.mark.parametrize("grad", [False, True])
+def test_torchscript_and_fx(grad: bool) -> None:
+    q, k, v = qkv(grad=grad)
+    with autofa.patch_sdpa():
+        scripted = torch.jit.script(Attend())
+        recorded = torch.jit.trace(Attend(), (q, k, v))
+        symbolic = torch.fx.symbolic_trace(Attend())
+    for length in (33, 20):
+        q, k, v = qkv(length, grad)
+        for model in (scripted, recorded, symbolic):
+            close(model(q, k, v), Attend()(q, k, v))
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.:DeprecationWarning")
+@pytest.mark.parametrize("grad", [False, True])
+def test_recording_where_sdpa_has_won(grad: bool) -> None:
+    """torch.jit.trace makes tensors of sizes: nothing is looked up, and nothing learnt, by them."""
+    watched = shortcut.MEMORY.watching
+    shortcut.sdpa_won()
+    try:
+        q, k, v = qkv(grad=grad)
+        recorded = torch.jit.trace(autofa.attention, (q, k, v), check_trace=False)
+        assert not shortcut.MEMORY.by_query
+        q, k, v = qkv(20, grad)
+        close(recorded(q, k, v), SDPA(q, k, v))
+    finally:
+        shortcut.MEMORY.watching = watched
 
 
 def test_fake_and_meta_tensors() -> None:

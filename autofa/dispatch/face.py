@@ -24,6 +24,7 @@ _function_mode = torch._C._is_torch_function_mode_enabled
 _functorch = torch._C._functorch.peek_interpreter_stack
 _grad_enabled = torch.is_grad_enabled
 _num_threads = torch.get_num_threads
+_recording = torch._C._get_tracing_state
 _tracing = torch.compiler.is_dynamo_compiling
 
 state.start()
@@ -160,6 +161,7 @@ def attention(
             and not _any_autocast()
             and not _function_mode()
             and _functorch() is None
+            and _recording() is None
             and forward_ad._current_level < 0
             and _deterministic() is _state.deterministic
         ):

@@ -82,6 +82,9 @@ def why_sdpa(
         return "attn_mask needs gradients"
     if torch._C._functorch.peek_interpreter_stack() is not None:
         return "a functorch transform is active"
+    if torch._C._get_tracing_state() is not None:
+        # It makes tensors of sizes, and compares what it records with and without gradients.
+        return "torch.jit.trace is recording"
     if forward_ad._current_level >= 0:
         return "forward-mode differentiation is active"
     if _meaningful_function_mode():
@@ -192,6 +195,8 @@ def plain(
             key that is shorter than the value.
     """
     known = is_plain(query) and is_plain(key) and is_plain(value)
+    if torch._C._get_tracing_state() is not None:
+        known = False  # torch.jit.trace makes tensors of sizes: nothing is asked of them
     if known and attn_mask is not None:
         attn_mask, is_causal = one_corner(attn_mask, is_causal, query, key)
     if not known:

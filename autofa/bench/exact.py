@@ -91,9 +91,11 @@ class Truth:
         self.dtype = _NAMES.get(call.query.dtype, "f64")
         q, k, v = call.expanded
         good_k, good_v = k.isfinite().all(-1), v.isfinite()
-        clean = v.masked_fill(~good_v, 0.0)
-        scores = q @ k.masked_fill(~good_k[..., None], 0.0).mT * call.factor
-        sizes = scores.abs()
+        k, clean = k.masked_fill(~good_k[..., None], 0.0), v.masked_fill(~good_v, 0.0)
+        scores = q @ k.mT * call.factor
+        # What a score's rounding grows with: its size, and that of the products it sums.
+        lengths = q.norm(dim=-1)[..., None] * k.norm(dim=-1)[..., None, :]
+        sizes = scores.abs() + lengths * abs(call.factor) / max(q.shape[-1], 1) ** 0.5
         seen = call.visible.expand(scores.shape)
         if call.attn_mask is not None and call.attn_mask.dtype != torch.bool:
             bias = call.attn_mask.double()

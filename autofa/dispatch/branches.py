@@ -229,7 +229,7 @@ def recover(
     _explain_failure(error, *call)
     # A device, or a way of writing an argument, that torch takes and the operator does not.
     log.debug("the operator refused a call (%s); torch serves it", error)
-    return routes.plain(*call)
+    return restride(routes.plain(*call), query, key, value, enable_gqa)
 
 
 def traced(

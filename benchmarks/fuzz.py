@@ -34,8 +34,9 @@ from autofa.bench.exact import Call, Truth
 from autofa.dispatch.fake import output_sizes, output_strides
 from autofa.errors import AutofaError, NotApplicableError
 from autofa.kernels import REGISTRY
-from autofa.kernels.family import Variant
+from autofa.kernels.family import KernelFamily, Variant
 from autofa.kernels.vendor import BASELINE
+from autofa.problem import Problem
 from autofa.runtime import devices, extension
 from autofa.runtime.tensors import problem_of, sdpa_only
 
@@ -61,6 +62,11 @@ class Kernels:
         self.glob = glob
         self.limits = devices.limits(torch.device(device))
         here = settings.load()
+        self.vendors = [
+            v.slug
+            for v in REGISTRY.vendors
+            if v.version() is not None and any(d.device == device for d in v.domains)
+        ]
         found = map(REGISTRY.find, sorted(compiler.slugs_built(here)))
         self.variants = [
             variant
@@ -70,6 +76,17 @@ class Kernels:
             and compiler.library_of(variant, variant.target(self.limits), here) is not None
         ]
         self.slugs = {variant.slug for variant in self.variants}
+        self.by_kind: dict[tuple[object, ...], list[Variant]] = {}
+        for v in self.variants:
+            kind = (v.family.name, v.dtype, v.head_dim, v.mask)
+            self.by_kind.setdefault(kind, []).append(v)
+
+    @staticmethod
+    def _kind(family: KernelFamily, problem: Problem) -> tuple[object, ...]:
+        """What of a problem is compiled into the family's variants."""
+        compiled_in = ("dtype", "head_dim", "mask")
+        values = (getattr(problem, n) if n in family.specialised else None for n in compiled_in)
+        return (family.name, *values)
 
     @property
     def head_dims(self) -> list[int]:
@@ -79,7 +96,7 @@ class Kernels:
 
     def of(self, call: Call, rng: random.Random) -> Iterator[str]:
         """What to try on a call, `attention()` itself first."""
-        wanted = [UNFORCED, *(v.slug for v in REGISTRY.vendors), *self._own(call, rng)]
+        wanted = [UNFORCED, *self.vendors, *self._own(call, rng)]
         yield from (slug for slug in wanted if fnmatch(slug, self.glob))
 
     def _own(self, call: Call, rng: random.Random) -> Iterator[str]:
@@ -93,10 +110,11 @@ class Kernels:
             default = family.default_variant(problem, self.limits)
             if default is not None and default.slug in self.slugs:
                 yield default.slug
+            same_kind = self.by_kind.get(self._kind(family, problem), ())
             others = [
                 v.slug
-                for v in self.variants
-                if v.family is family and v != default and v.refusal(problem, self.limits) is None
+                for v in same_kind
+                if v != default and v.refusal(problem, self.limits) is None
             ]
             yield from rng.sample(others, min(_OTHERS, len(others)))
 
@@ -172,6 +190,7 @@ class Fuzz:
         self.kernels = kernels
         self.tally = Tally()
         self.threads = torch.get_num_threads()
+        self.broken = False
 
     def one(self, spec: Spec) -> bool:
         """Runs a problem by every kernel; whether all agreed."""
@@ -201,6 +220,9 @@ class Fuzz:
                     self.tally.failed[name] += 1
                     if self.tally.failed.total() <= _MOST_SHOWN:
                         self._show(spec, slug, wrong)
+                    if "CUDA error" in wrong:  # no call of this process succeeds any more
+                        self.broken = True
+                        return False
         return agreed
 
     def _show(self, spec: Spec, slug: str, wrong: str) -> None:
@@ -244,7 +266,7 @@ def main(argv: list[str] | None = None) -> int:
         rng = random.Random(options.seed)
         head_dims = kernels.head_dims
         for _ in range(options.count):
-            if time.monotonic() - started > options.seconds:
+            if fuzz.broken or time.monotonic() - started > options.seconds:
                 break
             fuzz.one(draw(rng, options.device, head_dims))
     fuzz.report(time.monotonic() - started)

@@ -226,9 +226,12 @@ _FLASH_HEAD_DIMS = 256
 def chosen(call: Call) -> Backend | None:
     """The backend that SDPA picks for these tensors, as they are with their `requires_grad`.
 
-    None where that is its composite form, and for masks of another dtype than the query's.
+    None where that is its composite form, for masks of another dtype than the query's, and where
+    nothing is to be computed.
     """
     query, key, value, mask, causal, _, enable_gqa, lower_right = call
+    if not (query.numel() and key.numel() and value.numel()):
+        return None  # torch divides by the number of key heads, and dies of none (2.13)
     if mask is not None and mask.dtype not in (torch.bool, query.dtype):
         return None
     if query.dim() == 3:

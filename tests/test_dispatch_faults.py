@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import hashlib
+import json
 import os
 import shutil
 import subprocess
@@ -225,6 +227,39 @@ def test_names_of_caches(
     assert right_answers() == len(SHAPES)
     assert compiler.runs == (0 if there else 2)
     assert warnings(caplog) == []
+
+
+def unloadable(library: Path) -> None:
+    """What a library is whose C library is another: whole, by its record, and of no use."""
+    library.write_bytes(b"\x7fELF for another machine")
+    content = library.read_bytes()
+    record = json.loads(library.with_suffix(".json").read_text())
+    record |= {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    library.with_suffix(".json").write_text(json.dumps(record))
+
+
+@pytest.mark.parametrize("compiles", [True, False])
+def test_libraries_that_do_not_load_are_built_once_more(
+    compiles: bool, world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.fill(world.cache)
+    libraries = sorted(world.cache.rglob("*.so"))
+    for library in libraries:
+        unloadable(library)
+    before = [library.read_bytes() for library in libraries]
+    compiler = world.compile_with("" if compiles else "exit 1")
+    state.reload()
+    for _ in range(3):
+        right_answers()
+        assert live().wait(30)
+    assert right_answers() == (len(SHAPES) if compiles else 0)
+    first, *more = warnings(caplog)
+    assert "is not used" in first
+    if compiles:
+        assert (compiler.runs, more) == (2, [])
+    else:  # others may have a use for them
+        assert [library.read_bytes() for library in libraries] == before
+        assert len(more) == 1
 
 
 def test_a_cache_that_is_deleted_while_it_is_used(

@@ -69,8 +69,10 @@ class _Run:
         settings: Settings,
         timeout: float,
         on_done: Callable[[Build], None] | None,
+        anew: bool,
     ) -> None:
         self.settings = settings
+        self.anew = anew
         self.timeout = timeout
         self.on_done = on_done
         self.pending = list(dict.fromkeys(requests))
@@ -88,7 +90,7 @@ class _Run:
 
     def take_cached(self) -> None:
         """Finishes what is in the cache, unless another compiler made it than would make it now."""
-        for variant, target in list(self.pending):
+        for variant, target in [] if self.anew else list(self.pending):
             found = cache.cached_library(variant, target, self.settings)
             record = cache.record_of(found) if found is not None else None
             toolchain = self.toolchains.get(kind_of(target))
@@ -104,10 +106,13 @@ class _Run:
 
     def is_complete(self) -> bool:
         """Whether every library is there, by whatever compiler: then none is even looked for."""
-        return all(cache.library_of(*request, self.settings) for request in self.pending)
+        return not any(map(self.is_missing, self.pending))
+
+    def is_missing(self, request: Request) -> bool:
+        return self.anew or cache.library_of(*request, self.settings) is None
 
     def find_toolchains(self) -> None:
-        missing = [r for r in self.pending if cache.library_of(*r, self.settings) is None]
+        missing = list(filter(self.is_missing, self.pending))
         for kind in sorted({kind_of(target) for _, target in missing}):
             self.toolchains[kind] = find(kind, self.settings)
         for variant, target in missing:
@@ -232,6 +237,7 @@ def build(
     jobs: int | None = None,
     timeout: float = TIMEOUT_SECONDS,
     on_done: Callable[[Build], None] | None = None,
+    anew: bool = False,
 ) -> list[Build]:
     """Sees to it that each (variant, target) has a library; one `Build` per request, in order.
 
@@ -244,13 +250,14 @@ def build(
     Args:
         jobs: compilers at once; None is `default_jobs`.
         timeout: seconds that one compilation may take.
+        anew: compile, and replace, what is in the cache too.
 
     Raises:
         ToolchainError: before any work: no usable compiler or ninja, or the cache cannot be
             written. Later: the compiler fails whatever it is given; what is done stays.
         UsageError: an unknown target.
     """
-    run = _Run(requests, settings, timeout, on_done)
+    run = _Run(requests, settings, timeout, on_done, anew)
     if run.is_complete():
         run.take_cached()
         return [run.done[request] for request in requests]

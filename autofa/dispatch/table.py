@@ -176,9 +176,12 @@ class Table:
     def _swap(self, wanted: Variant | str) -> None:
         """Puts what has just been built or imported in where it is the winner."""
         with self._lock:
-            # What was built may load now; what still does not is found out again.
-            self._broken.clear()
             for key in self._waiting.pop(wanted, []):
+                if isinstance(wanted, Variant):
+                    # It may load now; if it still does not, that is found out again.
+                    limits = self.place(DEVICE_TYPES[key.device_type], key.device_index).limits
+                    library = library_of(wanted, wanted.target(limits), self.settings)
+                    self._broken -= {library}
                 if torch.are_deterministic_algorithms_enabled():
                     return
                 if not key.flags & FLAG_LSE:  # those keep what they started with

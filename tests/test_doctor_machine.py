@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from autofa.device import DeviceKey, cpu_key
+from autofa.diagnosis.checkup import vendor_findings
 from autofa.diagnosis.finding import Finding
 from autofa.diagnosis.machine import Machine, gpu_findings, look, torch_findings, understand
+from autofa.kernels import REGISTRY
 
 CPU = cpu_key(2)
 H200 = DeviceKey("cuda", "NVIDIA H200", "sm_90", 132, 140)
@@ -26,6 +28,7 @@ NO_DRIVER: dict[str, object] = {"stage": "driver", "version": "", "gpus": []}
 TORCH: dict[str, object] = {"stage": "torch", "version": "2.13.0", "cuda": "13.0"}
 OPERATOR: dict[str, object] = {"stage": "operator", "reason": None}
 NO_GPU: dict[str, object] = {"stage": "devices", "problem": "no GPU", "keys": [vars(CPU)]}
+VENDORS: dict[str, object] = {"stage": "vendors", "failures": {}}
 GPU: dict[str, object] = {"stage": "devices", "problem": None, "keys": [vars(CPU), vars(H200)]}
 
 
@@ -34,7 +37,7 @@ def findings_of(found: Machine) -> list[Finding]:
 
 
 def test_a_sound_machine_with_a_gpu() -> None:
-    found = understand(lines(DRIVER, TORCH, OPERATOR, GPU), b"", 0, None)
+    found = understand(lines(DRIVER, TORCH, OPERATOR, GPU, VENDORS), b"", 0, None)
     assert found.devices == (CPU, H200)
     assert found.kinds() == ("cpu", "cuda")
     assert {finding.level for finding in findings_of(found)} == {"ok"}
@@ -49,12 +52,18 @@ def test_a_sound_machine_with_a_gpu() -> None:
         ((), None, 90.0, "looks at driver gave no answer"),
         ((NO_DRIVER, {"stage": "torch", "error": "OSError: libcudart"}), 0, None, "libcudart"),
         (
-            (NO_DRIVER, TORCH, {"stage": "operator", "reason": "undefined symbol"}, NO_GPU),
+            (
+                NO_DRIVER,
+                TORCH,
+                {"stage": "operator", "reason": "undefined symbol"},
+                NO_GPU,
+                VENDORS,
+            ),
             0,
             None,
             "undefined symbol: every call goes to plain SDPA",
         ),
-        ((DRIVER, TORCH, OPERATOR, NO_GPU), 0, None, "there is a GPU, but no GPU"),
+        ((DRIVER, TORCH, OPERATOR, NO_GPU, VENDORS), 0, None, "there is a GPU, but no GPU"),
     ],
 )
 def test_machines_that_are_not_sound(
@@ -67,9 +76,20 @@ def test_machines_that_are_not_sound(
     assert said[0].cure
 
 
+def test_an_installed_library_that_cannot_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = next(kernel for kernel in REGISTRY.vendors if kernel.library != "torch")
+    failing = {**VENDORS, "failures": {kernel.slug: "undefined symbol: _ZN3c10"}}
+    found = understand(lines(NO_DRIVER, TORCH, OPERATOR, NO_GPU, failing), b"", 0, None)
+    monkeypatch.setattr(type(kernel), "version", lambda self: None)
+    assert {finding.level for finding in vendor_findings(found)} == {"info"}
+    monkeypatch.setattr(type(kernel), "version", lambda self: "1.2")
+    said = [finding for finding in vendor_findings(found) if finding.level == "problem"]
+    assert ["undefined symbol" in finding.found for finding in said] == [True]
+
+
 def test_a_gpu_that_is_hidden_on_purpose(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    found = understand(lines(DRIVER, TORCH, OPERATOR, NO_GPU), b"", 0, None)
+    found = understand(lines(DRIVER, TORCH, OPERATOR, NO_GPU, VENDORS), b"", 0, None)
     assert "problem" not in {finding.level for finding in findings_of(found)}
 
 

@@ -63,7 +63,7 @@ def _checkup() -> Iterator[Finding]:
         yield from examine("compilers", compilers, _SECONDS + TRIAL_SECONDS)
     yield from examine("compilers", lambda: ninja_findings(settings, needed), _SECONDS)
     yield from examine("cache", lambda: cache_findings(settings, needed), _SECONDS + READ_SECONDS)
-    yield from examine("vendors", vendor_findings, _SECONDS)
+    yield from examine("vendors", lambda: vendor_findings(machine), _SECONDS)
 
 
 def _need(kind: str, machine: Machine, standings: list[Standing]) -> str:
@@ -99,13 +99,17 @@ def settings_findings(settings: Settings) -> Iterator[Finding]:
         yield problem("settings", told, cure)
 
 
-def vendor_findings() -> Iterator[Finding]:
+def vendor_findings(machine: Machine) -> Iterator[Finding]:
     """Kernels of other libraries than torch, which count where they are installed."""
     for library in sorted({kernel.library for kernel in REGISTRY.vendors} - {"torch"}):
         kernels = [kernel for kernel in REGISTRY.vendors if kernel.library == library]
         version = kernels[0].version()
         slugs = ", ".join(kernel.slug for kernel in kernels)
+        failed = [why for slug, why in machine.unusable if slug in slugs.split(", ")]
         if version is None:
             yield info("vendors", f"{library} is not installed, so {slugs} cannot be tried")
+        elif failed:
+            cure = f"install a {library} that fits this torch and this GPU, or uninstall it"
+            yield problem("vendors", f"{library} {version} cannot be used: {failed[0]}", cure)
         else:
             yield ok("vendors", f"{library} {version}: {slugs}")

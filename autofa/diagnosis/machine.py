@@ -40,6 +40,7 @@ class Machine:
         operator_failure: why the runtime operator does not load; None: it does.
         cuda_problem: why torch has no GPU; None: it has.
         devices: the keys of all devices that torch has.
+        unusable: a kernel of another library -> why it cannot be used, though it is installed.
         death: how the probe died before it had told everything; empty if it did not.
     """
 
@@ -51,6 +52,7 @@ class Machine:
     operator_failure: str | None = None
     cuda_problem: str | None = None
     devices: tuple[DeviceKey, ...] = ()
+    unusable: tuple[tuple[str, str], ...] = ()
     death: str = ""
 
     def kinds(self) -> tuple[str, ...]:
@@ -103,9 +105,9 @@ def understand(out: bytes, err: bytes, code: int | None, expired: float | None) 
         with contextlib.suppress(ValueError, KeyError, TypeError):
             stage = json.loads(line)
             told[stage["stage"]] = stage
-    driver, torch, operator, devices = (told.get(name, {}) for name in STAGES)
+    driver, torch, operator, devices, vendors = (told.get(name, {}) for name in STAGES)
     death = ""
-    complete = "devices" in told or "error" in torch
+    complete = STAGES[-1] in told or "error" in torch
     if not complete:
         at = next(name for name in STAGES if name not in told)
         death = f"the process that looks at {at} {_end(err, code, expired)}"
@@ -120,6 +122,7 @@ def understand(out: bytes, err: bytes, code: int | None, expired: float | None) 
         operator_failure,
         cuda_problem,
         tuple(DeviceKey(**key) for key in devices.get("keys", ())),
+        tuple(vendors.get("failures", {}).items()),
         death,
     )
 

@@ -13,7 +13,7 @@ import sys
 from typing import Any
 
 # In the order in which they are told; each line's object bears its name.
-STAGES = ("driver", "torch", "operator", "devices")
+STAGES = ("driver", "torch", "operator", "devices", "vendors")
 
 
 def _driver() -> dict[str, object]:
@@ -58,6 +58,22 @@ def _devices() -> dict[str, object]:
     return {"problem": problem, "keys": keys}
 
 
+def _vendors() -> dict[str, object]:
+    """Kernels of other libraries that are installed, and cannot be used all the same."""
+    from autofa.errors import LaunchError
+    from autofa.kernels import REGISTRY
+    from autofa.runtime import vendors
+
+    failures = {}
+    for kernel in REGISTRY.vendors:
+        if kernel.library != "torch" and kernel.version() is not None:
+            try:
+                vendors.load(kernel.slug)
+            except LaunchError as error:
+                failures[kernel.slug] = " ".join(str(error).split())
+    return {"failures": failures}
+
+
 def main() -> None:
     """Tells every stage in one line of JSON on stdout, which nothing else gets to. Ends by itself
     after as many seconds as the last argument says, whatever hangs."""
@@ -66,7 +82,9 @@ def main() -> None:
     told = os.dup(1)
     os.dup2(2, 1)
     with os.fdopen(told, "w") as out:
-        for name, look in zip(STAGES, (_driver, _torch, _operator, _devices), strict=True):
+        for name, look in zip(
+            STAGES, (_driver, _torch, _operator, _devices, _vendors), strict=True
+        ):
             try:
                 said = look()
             except Exception as error:

@@ -161,6 +161,29 @@ def test_a_damaged_library_is_a_miss_and_built_once_more(
     assert calls(tmp_path) == 4
 
 
+def test_a_library_that_is_being_replaced_is_missing_and_not_damaged(
+    tiny_family: MakeFamily,
+    here: Settings,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    requests = requests_of(tiny_family(), 3)
+    (old,) = build(requests, here)
+    real = Path.rename
+    seen: list[Path | None] = []
+
+    def rename(self: Path, target: Path) -> Path:
+        renamed = real(self, target)
+        seen.append(library_of(*requests[0], here))
+        return renamed
+
+    monkeypatch.setattr(Path, "rename", rename)
+    (new,) = build(requests, here, anew=True)
+    assert not new.cached
+    assert seen == [None, old.library]
+    assert not caplog.records
+
+
 def test_a_whole_library_is_read_once(
     tiny_family: MakeFamily, here: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:

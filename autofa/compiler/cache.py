@@ -123,6 +123,8 @@ def damage(library: Path) -> str | None:
     library.stat()
     try:
         own = _stamp(library)
+    except FileNotFoundError:
+        raise
     except OSError as error:
         return error.strerror
     try:
@@ -265,6 +267,9 @@ def publish(built: Path, folder: Path, name: str, record: Record) -> Path:
     draft = built.with_suffix(".record")
     draft.write_text(record.to_json() + "\n")
     draft.chmod(0o644)
+    if library.is_symlink() or not library.is_dir():
+        # While it is replaced it is missing: beside the new record the old one would be damaged.
+        library.unlink(missing_ok=True)
     for source, place in ((draft, library.with_suffix(".json")), (built, library)):
         if place.is_dir() and not place.is_symlink():
             # Renaming replaces anything but a directory; that one goes with the build folder.

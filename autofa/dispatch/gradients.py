@@ -18,6 +18,7 @@ from torch.autograd.function import once_differentiable
 
 from autofa.dispatch import routes
 from autofa.dispatch.keys import device_index, key_of
+from autofa.dispatch.mending import mended
 from autofa.dispatch.table import NOT_NOW, Table
 from autofa.runtime import extension, kernels
 from autofa.runtime.abi import FLAG_LSE
@@ -169,7 +170,7 @@ def with_lse(plan: Plan, call: Call) -> tuple[Tensor, Tensor]:
         return out, lse
     if plan.backend is None or not call.query.numel():
         return by_parts(call)
-    whole, _ = normalised(call)
+    whole, _ = normalised(Call(*mended(*call[:4], call.enable_gqa), *call[4:]))
     out, lse = plan.backend.forward(whole)
     return (out[0], lse[0]) if call.query.dim() == 3 else (out, lse)
 

@@ -5,9 +5,9 @@
 
 Each problem goes through `attention()` itself and, forced, through every kernel of another library,
 each family's default and some other variants. Compiles nothing: variants are those that are built
-already (`autofa build`). Checked are values, NaN that must stay hidden, output strides, that inputs
-are left alone, and the same bits on a second call. A disagreement is printed with the command that
-repeats it. Exit code 1 if there was one, 2 for bad arguments.
+already (`autofa build`). Checked are values and log-sum-exp, NaN that must stay hidden, output
+strides, that inputs are left alone, and the same bits on a second call. A disagreement is printed
+with the command that repeats it. Exit code 1 if there was one, 2 for bad arguments.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def _same(a: Tensor, b: Tensor) -> bool:
     return a.shape == b.shape and torch.equal(a.nan_to_num(12345.0), b.nan_to_num(12345.0))
 
 
-def _attend(call: Call) -> Tensor:
+def _attend(call: Call, **options: bool) -> Tensor:
     mask: Tensor | None = call.attn_mask
     causal = call.is_causal
     if call.lower_right:
@@ -139,6 +139,7 @@ def _attend(call: Call) -> Tensor:
         is_causal=causal,
         scale=call.scale,
         enable_gqa=call.enable_gqa,
+        **options,
     )
 
 
@@ -147,37 +148,51 @@ def _family(slug: str) -> str:
     return slug if candidate is None else candidate.family_name
 
 
-def _try(slug: str, call: Call, truth: Truth, times: int) -> str | None:
+def _wrong_layout(call: Call, out: Tensor) -> str | None:
+    sizes = output_sizes(call.query, call.key, call.value, call.enable_gqa)
+    strides = output_strides(sizes, call.query)
+    got = [s for s, n in zip(out.stride(), out.shape, strict=True) if n > 1]
+    want = [s for s, n in zip(strides, sizes, strict=True) if n > 1]
+    if got == want or not out.numel():
+        return None
+    return f"strides {out.stride()} instead of {tuple(strides)}"
+
+
+def _try(slug: str, call: Call, truth: Truth, times: int, with_lse: bool) -> str | None:
     """What is wrong with one kernel's answers, if anything is.
 
     Raises:
         NotApplicableError: it does not serve the call.
     """
     candidate = None if slug == UNFORCED else REGISTRY.candidate(slug)
-    fast = (
-        candidate is not None and truth.dtype != "f64" and candidate.accuracy(truth.dtype) != "f32"
+    accuracy = (
+        "f32" if candidate is None or truth.dtype == "f64" else candidate.accuracy(truth.dtype)
     )
+    fast = accuracy != "f32"
     first: Tensor | None = None
-    sizes = output_sizes(call.query, call.key, call.value, call.enable_gqa)
-    strides = output_strides(sizes, call.query)
-    for _ in range(times):
+    for turn in range(times + with_lse):
         before = extension.counters()["own"]
+        lse: Tensor | None = None
         try:
             with nullcontext() if candidate is None else autofa.force_kernel(slug):
-                out = _attend(call)
+                if turn < times:
+                    out = _attend(call)
+                else:
+                    out, lse = _attend(call, return_lse=True)
         except NotApplicableError:
             if candidate is None or slug == BASELINE:
                 return "refused a valid call"
+            if turn == times:
+                return None  # it has no log-sum-exp to give
             raise
         except (AutofaError, RuntimeError, ValueError, TypeError) as error:
             return f"raised {type(error).__name__}: {str(error).splitlines()[0]}"
-        wrong = truth.wrong(out, fast=fast, masks_values=extension.counters()["own"] > before)
+        own = extension.counters()["own"] > before
+        wrong = truth.wrong(out, fast=fast, masks_values=own) or _wrong_layout(call, out)
+        if wrong is None and lse is not None:
+            wrong = truth.wrong_lse(lse, fast=fast, masks_values=own)
         if wrong is not None:
-            return wrong
-        got = [s for s, n in zip(out.stride(), out.shape, strict=True) if n > 1]
-        want = [s for s, n in zip(strides, sizes, strict=True) if n > 1]
-        if got != want and out.numel():
-            return f"strides {out.stride()} instead of {tuple(strides)}"
+            return wrong if turn < times else f"with return_lse: {wrong}"
         if isinstance(candidate, Variant) and first is not None and not _same(first, out):
             return "two calls on the same input differ"
         first = out
@@ -206,9 +221,8 @@ class Fuzz:
                 name = _family(slug)
                 torch.set_num_threads(self.threads if spec.seed % 8 == 0 else 1)
                 try:
-                    wrong = _try(
-                        slug, call, truth, 2 if slug == UNFORCED or spec.seed % 4 == 0 else 1
-                    )
+                    times = 2 if slug == UNFORCED or spec.seed % 4 == 0 else 1
+                    wrong = _try(slug, call, truth, times, spec.seed % 3 == 0)
                 except NotApplicableError:
                     self.tally.refused[name] += 1
                     continue

@@ -167,7 +167,8 @@ def test_empty_tensors(kernel: Subject, empty: dict[str, int]) -> None:
         check(kernel, Call(q, k, v, is_causal=causal))
     if "d" not in empty and kernel.name == ATTENTION:
         assert extension.counters()["miss"] == asked, "something was looked up"
-    check_gradients(kernel, Call(q, k, v))
+    for gqa in (False, True):
+        check_gradients(kernel, Call(q, k, v, enable_gqa=gqa))
 
 
 @each_device

@@ -31,7 +31,7 @@ FLOOR = {"f32": 32 * 2.0**-23, "f16": 2.0**-10, "bf16": 2.0**-7}
 # Rounding a score s in f32 changes exp(s) by the relative error |s| * 2^-24; some accumulate more.
 PER_SCORE = 4 * 2.0**-23
 # Log-sum-exp, absolute: 16-bit kernels may sum rounded weights.
-_LSE_FLOOR = {"f32": 1e-4, "f16": 2e-3, "bf16": 1e-2}
+LSE_FLOOR = {"f32": 1e-4, "f16": 2e-3, "bf16": 1e-2}
 _SHOWN_VALUES = 3
 # References and inputs are kept while they fit in so many bytes.
 _KEEP_BYTES = {"cpu": 1 << 30, "cuda": 1 << 33}
@@ -165,7 +165,7 @@ def _compare(
 def _compare_lse(lse: torch.Tensor, truth: Truth, case: Case) -> str | None:
     right = truth.reference.lse
     got = lse[:, :, truth.reference.rows].double()
-    allowed = _LSE_FLOOR[case.problem.dtype] + PER_SCORE * truth.reference.largest_score
+    allowed = LSE_FLOOR[case.problem.dtype] + PER_SCORE * truth.reference.largest_score
     bad = ~((got == right) | ((got - right).abs() <= allowed))
     if not bool(bad.any()):
         return None

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch._C._nn import scaled_dot_product_attention as sdpa
 
-from autofa.bench.check import FLOOR, PER_SCORE, TIMES_FAST, TIMES_SDPA
+from autofa.bench.check import FLOOR, LSE_FLOOR, PER_SCORE, TIMES_FAST, TIMES_SDPA
 
 _NAMES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
 # f64, which plain SDPA serves: as many units in the last place as in f32.
@@ -105,9 +105,10 @@ class Truth:
         self.lse = torch.logsumexp(scores, -1)
         weights = torch.exp(scores - self.lse.clamp(min=-torch.finfo(torch.float64).max)[..., None])
         out = weights @ clean
-        spoiled = (seen.double() @ (~good_v).double() > 0) | (seen & ~good_k[..., None, :]).any(
-            -1, keepdim=True
-        )
+        self._bad_key = (~good_k).any(-1, keepdim=True)
+        self._nan_score = (seen & ~good_k[..., None, :]).any(-1)
+        spoiled = seen.double() @ (~good_v).double() > 0
+        spoiled = spoiled | self._nan_score[..., None]
         self.out = out.masked_fill(spoiled, math.nan)
         self.reached = (
             (~good_v).any(-2, keepdim=True) | (~good_k).any(-1)[..., None, None]
@@ -180,4 +181,31 @@ class Truth:
             f"{int(bad.sum())} of {got.numel()} wrong, at {place}: got {float(got[place]):.6g} "
             f"instead of {float(self.out[place]):.6g}; error {error:.3g}, allowed {bound:.3g}, "
             f"plain SDPA's {self.sdpa_error:.3g}"
+        )
+
+    def wrong_lse(
+        self, lse: Tensor, *, fast: bool = False, masks_values: bool = True
+    ) -> str | None:
+        """What is wrong with a log-sum-exp, in f32; rows that see a NaN may have any. Arguments as
+        of `wrong`."""
+        if lse.shape != self.lse.shape or lse.dtype != torch.float32:
+            want = f"{tuple(self.lse.shape)} float32"
+            return f"log-sum-exp {tuple(lse.shape)} {lse.dtype} instead of {want}"
+        floor = LSE_FLOOR.get(self.dtype, LSE_FLOOR["f32"])
+        allowed = (TIMES_FAST if fast else 1.0) * (floor + 2 * PER_SCORE * self.size)
+        got = lse.double()
+        excused = self._nan_score | ((got < _LOWEST) & (self.lse < _LOWEST) & got.isfinite())
+        if not masks_values:
+            excused = excused | (self._bad_key & got.isnan())
+        right = self.lse.float().double()  # what is out of the range of f32 is infinite there
+        bad = ~((got == right) | ((got - right).abs() <= allowed))
+        bad &= ~excused
+        if fast:
+            bad &= self.size <= _LARGE
+        if not bool(bad.any()):
+            return None
+        place = tuple(int(i) for i in bad.nonzero()[0])
+        return (
+            f"log-sum-exp: {int(bad.sum())} of {got.numel()} wrong, at {place}: got "
+            f"{float(got[place]):.6g} instead of {float(self.lse[place]):.6g}"
         )

@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 import torch
@@ -181,7 +182,7 @@ def dtypes_of(kernel: Subject) -> tuple[str, ...]:
     return ("f32", "bf16") if kernel.device == "cpu" else ("f32", "f16")
 
 
-def attend(call: Call) -> Tensor:
+def attend(call: Call, **options: bool) -> Any:
     """`autofa.attention` as a user writes the call."""
     mask, causal = call.attn_mask, call.is_causal
     if call.lower_right:
@@ -190,10 +191,11 @@ def attend(call: Call) -> Tensor:
             warnings.simplefilter("ignore")  # of NaN in rows with nothing to attend to
             mask = causal_lower_right(call.query.shape[-2], call.key.shape[-2])
     arguments = {"is_causal": causal, "scale": call.scale, "enable_gqa": call.enable_gqa}
+    arguments |= options
     return autofa.attention(call.query, call.key, call.value, mask, **arguments)  # type: ignore[arg-type]
 
 
-def forced(kernel: Subject, call: Call) -> Tensor:
+def forced(kernel: Subject, call: Call, **options: bool) -> Any:
     """The call by this kernel.
 
     Raises:
@@ -202,7 +204,7 @@ def forced(kernel: Subject, call: Call) -> Tensor:
     with kernel.on_its_machine:
         slug = kernel.slug(call)
         with nullcontext() if slug is None else autofa.force_kernel(slug):
-            return attend(call)
+            return attend(call, **options)
 
 
 def assert_right(out: Tensor, truth: Truth, *, fast: bool = False, own: bool = True) -> None:

@@ -164,3 +164,23 @@ def test_shapes_that_do_not_fit_are_refused_before_any_kernel(kernel: Subject, n
     if name == "lengths":
         assert "(1, 1, 5, 8)" in str(caught.value)
         assert "(1, 1, 6, 8)" in str(caught.value)
+
+
+@each_kernel
+@pytest.mark.parametrize("causal", [False, True])
+def test_log_sum_exp(kernel: Subject, causal: bool) -> None:
+    """Natural, f32, -inf on rows that see nothing; from every kernel that gives it."""
+    for dtype, (nq, nk) in itertools.product(dtypes_of(kernel), ((6, 10), (70, 33))):
+        tensors = inputs(kernel.device, (1, 4, nq, 64), (1, 2, nk, 64), dtype=dtype)
+        seen = torch.ones(nq, nk, dtype=torch.bool, device=kernel.device).tril(3)
+        seen[[0, 5]] = False
+        for mask in (None, seen):
+            call = Call(*tensors, mask, is_causal=causal, scale=0.3, enable_gqa=True)
+            truth = Truth(call)
+            try:
+                out, lse = forced(kernel, call, return_lse=True)
+            except NotApplicableError:
+                out, lse = attend(call, return_lse=True)
+            fast = kernel.name == "torch.unfused" and dtype != "f32"
+            assert truth.wrong(out, fast=fast) is None
+            assert truth.wrong_lse(lse, fast=fast) is None

@@ -60,6 +60,20 @@ def test_all_pairs_of_lengths(kernel: Subject, head_dim: int, causal: bool) -> N
 
 
 @each_kernel
+def test_usual_shapes_are_served(kernel: Subject) -> None:
+    """By every family; on a GPU by those of which a default is built."""
+    if kernel.family is None:
+        pytest.skip("of another library, or whichever wins")
+    served = []
+    for dtype, width, nq in itertools.product(dtypes_of(kernel), (64, 128, 320, 512), (1, 256)):
+        tensors = inputs(kernel.device, (1, 8, nq, width), (1, 8, 256, width), dtype=dtype)
+        served.append(check(kernel, Call(*tensors, is_causal=nq > 1)))
+    if kernel.device == "cuda" and not any(served):
+        pytest.skip("none of its defaults for these is in the cache of libraries")
+    assert any(served)
+
+
+@each_kernel
 def test_padding_would_dominate_negative_scores(kernel: Subject) -> None:
     """All logits are below -50: a padded key with a logit of 0 would take all the weight."""
     for nq, nk, head_dim in itertools.product((1, 17, 65), (1, 31, 129), (8, 64, 72)):

@@ -136,7 +136,8 @@ class Truth:
         q, k, v = (t.to(kind).nan_to_num(0.0, 0.0, 0.0).contiguous() for t in call.expanded)
         mask = call.visible.expand(*q.shape[:-1], k.shape[-2])
         if call.attn_mask is not None and call.attn_mask.dtype != torch.bool:
-            mask = call.attn_mask.masked_fill(~call.visible, -math.inf).expand(mask.shape)
+            # In the query's dtype, since not every backend takes another.
+            mask = call.attn_mask.to(kind).masked_fill(~call.visible, -math.inf).expand(mask.shape)
         sign = math.copysign(1.0, call.factor) if call.factor else 0.0
         out = sdpa(q * sign, k, v, mask, scale=abs(call.factor) or 1.0)
         scaled = self._scaled(out)

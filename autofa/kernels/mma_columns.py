@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from autofa.device import Limits
 from autofa.kernels import mma
 from autofa.kernels.family import Constraint, Param, Params
-from autofa.problem import Problem
+from autofa.problem import EXPLICIT_MASKS, Problem
 
 COLUMN_WARPS = Param("column_warps", (1, 2, 4, 8), "c{}", joined=True, about="warps of a row")
 _SLICES = (32, 64, 128)
@@ -118,7 +118,7 @@ SPACE = (
 def default_shapes(problem: Problem) -> Iterator[Params]:
     """Tiles and warps from the most desirable on: without spilling, then the fewest column warps,
     then many keys."""
-    explicit = problem.mask in mma.EXPLICIT_MASKS
+    explicit = problem.mask in EXPLICIT_MASKS
     for most_sums in _EASY_SUMS_EXPLICIT if explicit else _EASY_SUMS:
         yield from _shapes(problem, most_sums)
 

@@ -228,7 +228,9 @@ def test_a_whole_run_leaves_no_trace(tmp_path: Path, library: Path, tuned: bool)
         capture_output=True, text=True, timeout=120, check=False, env=environment,
         cwd=world / "work",
     )  # fmt: skip
-    assert (done.returncode, done.stderr) == (0, ""), done.stdout
+    assert done.stderr == ""
+    problems = json.loads(done.stdout)["problems"]  # of this machine, a GPU without nvcc say
+    assert done.returncode == (1 if problems else 0), done.stdout
     # The folders for temporary files were used, and are as empty as before.
     after = {name: stamp for name, stamp in tree(world).items() if name != "tmp"}
     assert after == {name: stamp for name, stamp in before.items() if name != "tmp"}

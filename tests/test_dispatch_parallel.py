@@ -193,13 +193,14 @@ def test_forked_children(when: str, world: World, compiler: CopyingCompiler) -> 
     """OpenMP's own threads do not survive a fork, so that torch wants one thread on both sides."""
     text = f"""
 torch.set_num_threads(1)
-import warnings
+import signal, warnings
 warnings.simplefilter("ignore", DeprecationWarning)
 {CHILDREN[when]}
 children = []
 for number in range(2):
     pid = os.fork()
     if pid == 0:
+        signal.alarm(100)  # one that hangs ends by itself
         code = 1
         try:
             attend(33)

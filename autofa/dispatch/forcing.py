@@ -113,9 +113,7 @@ def attend_with_lse(slug: str, call: Call) -> tuple[Tensor, Tensor]:
 def _plan(slug: str, kernel: int, call: Call) -> gradients.Plan:
     plan = gradients.planned(kernel, call)
     if plan.kernel != kernel:
-        raise not_applicable(
-            slug, "SDPA would take its composite form, whose backward takes no output"
-        )
+        raise not_applicable(slug, "there is nothing to compute")
     return plan
 
 

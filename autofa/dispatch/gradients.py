@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from autofa.dispatch import routes
 from autofa.dispatch.keys import device_index, key_of
@@ -71,20 +70,48 @@ class _Attention(torch.autograd.Function):
         return out, lse
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
-        *tensors, out, lse = ctx.saved_tensors
-        backend, rest = ctx.rest
-        call, factor = normalised(Call(*tensors, *rest))
-        flat = out.dim() == 3
-        if flat:
-            grad, out, lse = grad[None], out[None], lse[None]
-        dq, dk, dv = backend.backward(grad, call, out, lse)
-        if factor != 1:
-            dq = dq * factor
-        if flat:
-            dq, dk, dv = dq[0], dk[0], dv[0]
-        return dq, dk, dv, None, None, None
+        # In grad mode: for a graph of gradients.
+        function: Any = _Once.apply if torch.is_grad_enabled() else _backward
+        return *function(grad, *ctx.saved_tensors, ctx.rest), None, None, None
+
+
+class _Once(torch.autograd.Function):
+    """The backward in a graph of gradients: torch's backends have none of their own."""
+
+    @staticmethod
+    def forward(ctx: Any, *arguments: Any) -> Any:
+        return _backward(*arguments)
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor) -> Any:
+        raise RuntimeError(
+            "second derivative: got a graph of attention's gradients; supported: torch's composite "
+            "attention, `with torch.nn.attention.sdpa_kernel(SDPBackend.MATH)` around torch's own "
+            "scaled_dot_product_attention; use that for this call"
+        )
+
+
+def _backward(
+    grad: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    out: Tensor,
+    lse: Tensor,
+    rest: tuple[Backend, tuple[Any, ...]],
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of query, key and value."""
+    backend, options = rest
+    call, factor = normalised(Call(query, key, value, mask, *options))
+    flat = out.dim() == 3
+    if flat:
+        grad, out, lse = grad[None], out[None], lse[None]
+    dq, dk, dv = backend.backward(grad, call, out, lse)
+    if factor != 1:
+        dq = dq * factor
+    return (dq[0], dk[0], dv[0]) if flat else (dq, dk, dv)
 
 
 # Function.apply without its questions about functorch, which the face has asked: 1 us.
@@ -168,7 +195,7 @@ def with_lse(plan: Plan, call: Call) -> tuple[Tensor, Tensor]:
     if plan.kernel != kernels.SDPA:
         out, lse = _apply(*call[:3], plan, call, True)
         return out, lse
-    if plan.backend is None or not call.query.numel():
+    if plan.backend is None or plan.backend.forward is None or not call.query.numel():
         return by_parts(call)
     whole, _ = normalised(Call(*mended(*call[:4], call.enable_gqa), *call[4:]))
     out, lse = plan.backend.forward(whole)

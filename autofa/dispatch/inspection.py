@@ -14,7 +14,6 @@ from autofa.dispatch.ladder import Question
 from autofa.kernels.vendor import BASELINE
 from autofa.problem import Problem
 from autofa.runtime import devices
-from autofa.runtime.backends import chosen
 from autofa.runtime.tensors import problem_of, sdpa_only, validate
 
 
@@ -58,8 +57,6 @@ def explain(
         return Explanation(BASELINE, "sdpa", "there is nothing to compute")
     problem = problem_of(*named, lower_right=call.lower_right)
     trains = routes.need_gradients(*call[:3])
-    if trains and chosen(call) is None:
-        return _by_sdpa("gradients are needed, and SDPA has no backward that takes an output")
     return explain_problem(
         problem,
         devices.device_key(query.device),

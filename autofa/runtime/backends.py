@@ -20,6 +20,8 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend
 
+from autofa.runtime.block_backward import block_backward
+
 _ATEN = torch.ops.aten
 _CPU_FORWARD = _ATEN._scaled_dot_product_flash_attention_for_cpu.default
 _CPU_BACKWARD = _ATEN._scaled_dot_product_flash_attention_for_cpu_backward.default
@@ -57,16 +59,17 @@ class Call(NamedTuple):
 
 @dataclass(frozen=True)
 class Backend:
-    """One of torch's kernels.
+    """One of torch's kernels, or what does better than it.
 
     Attributes:
-        forward: a call as `normalised` gives it -> output and log-sum-exp; differentiable.
+        forward: a call as `normalised` gives it -> output and log-sum-exp; differentiable. None
+            where torch has none that gives both.
         backward: (gradient of the output, such a call, output, log-sum-exp) -> those of query, key
             and value.
     """
 
     name: str
-    forward: Callable[[Call], tuple[Tensor, Tensor]]
+    forward: Callable[[Call], tuple[Tensor, Tensor]] | None
     backward: Callable[[Tensor, Call, Tensor, Tensor], Gradients]
 
 
@@ -209,10 +212,19 @@ def _cudnn_backward(grad: Tensor, call: Call, out: Tensor, lse: Tensor) -> Gradi
     return found
 
 
+def _block_backward(grad: Tensor, call: Call, out: Tensor, lse: Tensor) -> Gradients:
+    assert call.scale is not None
+    return block_backward(
+        grad, *call[:3], bias_of(call), out, lse, causal=call.triangle, scale=call.scale
+    )
+
+
 CPU_FLASH = Backend("cpu flash", _cpu_forward, _cpu_backward)
 FLASH = Backend("flash", _flash_forward, _flash_backward)
 EFFICIENT = Backend("efficient", _efficient_forward, _efficient_backward)
 CUDNN = Backend("cudnn", _cudnn_forward, _cudnn_backward)
+WIDE = Backend("efficient, backward by blocks", _efficient_forward, _block_backward)
+BLOCKS = Backend("backward by blocks", None, _block_backward)
 
 _BY_CHOICE = {
     ("cpu", int(SDPBackend.FLASH_ATTENTION.value)): CPU_FLASH,
@@ -224,22 +236,23 @@ _FLASH_HEAD_DIMS = 256
 
 
 def chosen(call: Call) -> Backend | None:
-    """The backend that SDPA picks for these tensors, as they are with their `requires_grad`.
+    """The backend that SDPA picks for these tensors, as they are with their `requires_grad`; where
+    its backward is slow or its composite form keeps all scores, the backward by blocks instead.
 
-    None where that is its composite form, for masks of another dtype than the query's, and where
-    nothing is to be computed.
+    None where nothing is to be computed.
     """
     query, key, value, mask, causal, _, enable_gqa, lower_right = call
     if not (query.numel() and key.numel() and value.numel()):
         return None  # torch divides by the number of key heads, and dies of none (2.13)
     if mask is not None and mask.dtype not in (torch.bool, query.dtype):
-        return None
+        return BLOCKS
     if query.dim() == 3:
         query, key, value = query[None], key[None], value[None]
     if causal and lower_right and query.device.type == "cuda":
         served = query.shape[-1] == value.shape[-1] <= _FLASH_HEAD_DIMS
-        return FLASH if served and query.dtype in (torch.float16, torch.bfloat16) else None
+        return FLASH if served and query.dtype in (torch.float16, torch.bfloat16) else BLOCKS
     choice = torch._fused_sdp_choice(
         query, key, value, mask, 0.0, call.triangle, scale=None, enable_gqa=enable_gqa
     )
-    return _BY_CHOICE.get((query.device.type, choice))
+    found = _BY_CHOICE.get((query.device.type, choice), BLOCKS)
+    return WIDE if found is EFFICIENT and query.shape[-1] > _FLASH_HEAD_DIMS else found

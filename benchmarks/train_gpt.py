@@ -115,12 +115,14 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=2)
     parser.add_argument("--length", type=int, default=256)
     parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--budget", help="of the tune, e.g. 20s")
     parser.add_argument("--no-tune", action="store_true")
     args = parser.parse_args()
     shape = Shape(args.layers, args.heads, args.head_dim, args.batch, args.length)
     sizes = f"{args.batch},{args.heads},{args.length},{args.head_dim}"
     if not args.no_tune:
-        autofa.tune(shapes=[sizes], device=args.device, dtypes=[args.dtype], causal=True)
+        what = {"device": args.device, "dtypes": [args.dtype], "causal": True}
+        autofa.tune(shapes=[sizes], **what, budget=args.budget)
     probe = torch.zeros(
         *(args.batch, args.heads, args.length, args.head_dim),
         dtype=TORCH_DTYPES[args.dtype],

@@ -50,8 +50,8 @@ class Block(nn.Module):
             t.unflatten(-1, heads).transpose(1, 2) for t in self.qkv(self.before(x)).chunk(3, -1)
         )
         x = x + self.out(self.attention(q, k, v, is_causal=True).transpose(1, 2).flatten(-2))
-        x = x + self.down(functional.gelu(self.up(self.after(x))))
-        return x
+        hidden: Tensor = self.down(functional.gelu(self.up(self.after(x))))
+        return x + hidden
 
 
 class Gpt(nn.Module):

@@ -232,7 +232,8 @@ def recover(
     _explain_failure(error, *call)
     # A device, or a way of writing an argument, that torch takes and the operator does not.
     log.debug("the operator refused a call (%s); torch serves it", error)
-    return restride(routes.plain(*call), query, key, value, enable_gqa)
+    out = routes.plain(*call)
+    return restride(out, query, key, value, enable_gqa) if is_plain(query) else out
 
 
 def traced(

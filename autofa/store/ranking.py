@@ -224,7 +224,7 @@ def _over_sdpa(rows: list[Row], mode: str) -> list[tuple[Row, float]]:
     that measured SDPA itself last, or else of the newest.
     """
     shared: dict[Problem, float] = {}
-    for row in sorted(rows, key=lambda row: (row.slug == BASELINE, _age(row))):
+    for row in sorted(rows, key=lambda row: (row.slug == BASELINE, _age(row), _host_part(row))):
         shared[row.problem] = _host_part(row)
     logs = []
     for row in rows:

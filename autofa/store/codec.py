@@ -22,14 +22,22 @@ def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
 
 
+def _no_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a key is there twice")
+    return found
+
+
 def load_strict(text: str) -> Any:
-    """`json.loads` without NaN and Infinity.
+    """`json.loads` without NaN, Infinity and keys that are there twice, of which readers differ
+    in which one they believe.
 
     Raises:
         ValueError: the text is not strict JSON, nested too deep included.
     """
     try:
-        return json.loads(text, parse_constant=_no_constant)
+        return json.loads(text, parse_constant=_no_constant, object_pairs_hook=_no_doubles)
     except RecursionError:
         raise ValueError("nested too deep") from None
 
@@ -83,7 +91,7 @@ def _row(value: object) -> Row:
         raise ValueError("not an object")
     given = value.pop("hash", None)
     if value.keys() != set(ROW_FIELDS):
-        odd = sorted(map(str, value.keys() ^ set(ROW_FIELDS)))
+        odd = sorted(map(ascii, value.keys() ^ set(ROW_FIELDS)))
         raise ValueError(f"fields missing or unknown: {', '.join(odd)[:200]}")
     value["device"] = DeviceKey(**part("device", value["device"]))
     value["problem"] = Problem(**part("problem", value["problem"]))

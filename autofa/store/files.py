@@ -11,7 +11,7 @@ from pathlib import Path
 
 from autofa.errors import StoreCorruptError, StoreUnwritableError, explain_bad
 from autofa.store.columns import VIEW
-from autofa.store.migrate import timestamp
+from autofa.store.migrate import free_name
 from autofa.store.reader import as_store_error, connect, corrupt, present, revision_of
 
 try:
@@ -46,12 +46,13 @@ def unwritable(path: Path, got: str) -> StoreUnwritableError:
     return StoreUnwritableError(explain_bad(f"database {path}", got, "a writable file", _DO))
 
 
-def inspect_file(path: Path, timeout: float, *, write: bool) -> str | None:
+def inspect_file(path: Path, timeout: float, *, write: bool, thorough: bool = False) -> str | None:
     """The revision of a file's schema; None where it is missing or has no tables.
 
     Args:
         write: the caller is going to write. Then what a crashed writer left is rolled back, and
             a file with only other programs' tables may be shared, since ours bear a prefix.
+        thorough: also hold every index against its table, which takes some times longer.
 
     Raises:
         StoreCorruptError: the file is damaged, or no database.
@@ -63,7 +64,8 @@ def inspect_file(path: Path, timeout: float, *, write: bool) -> str | None:
     try:
         opened = sqlite3.connect(path, timeout=timeout) if write else connect(path, timeout)
         with closing(opened) as connection:
-            (answer,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+            look = "integrity_check" if thorough else "quick_check"
+            (answer,) = connection.execute(f"PRAGMA {look}(1)").fetchone()
             if answer != "ok":
                 raise corrupt(str(path), str(answer).splitlines()[-1])
             names = connection.execute("SELECT name FROM sqlite_master").fetchall()
@@ -89,7 +91,7 @@ def has_view(path: Path, timeout: float) -> bool:
     return bool(count)
 
 
-def move_aside(path: Path, timeout: float) -> Path | None:
+def move_aside(path: Path, timeout: float, *, thorough: bool = False) -> Path | None:
     """Renames a damaged file and its journals to `<name>.corrupt-<UTC time>`; never deletes.
 
     Returns the new name; None if another process has already replaced the file by a sound one.
@@ -99,12 +101,12 @@ def move_aside(path: Path, timeout: float) -> Path | None:
     """
     with _folder_lock(path):
         try:
-            inspect_file(path, timeout, write=True)
+            inspect_file(path, timeout, write=True, thorough=thorough)
         except StoreCorruptError:
             pass
         else:
             return None
-        aside = path.with_name(f"{path.name}.corrupt-{timestamp()}")
+        aside = free_name(path, "corrupt")
         try:
             path.rename(aside)
             for suffix in ("-wal", "-shm", "-journal"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import threading
 from contextlib import closing
@@ -78,12 +79,23 @@ def revision(connection: Connection, where: str) -> str | None:
 
 def back_up(path: Path, revision: str) -> Path:
     """Copies an SQLite file before its schema changes; returns the copy's path."""
-    copy = path.with_name(f"{path.name}.{revision}-{timestamp()}")
-    with closing(sqlite3.connect(path)) as source, closing(sqlite3.connect(copy)) as target:
-        source.backup(target)
+    copy = free_name(path, revision)
+    try:
+        with closing(sqlite3.connect(path)) as source, closing(sqlite3.connect(copy)) as target:
+            source.backup(target)
+    except BaseException:  # half a copy, on a full disk say, would pass for one
+        copy.unlink(missing_ok=True)
+        raise
     return copy
 
 
-def timestamp() -> str:
-    """Now, in the form that file names carry."""
-    return datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%S%fZ")
+def free_name(path: Path, mark: str) -> Path:
+    """`<name>.<mark>-<UTC time>` beside a file: a name that nothing has yet, since a clock that
+    jumped back may give a time twice."""
+    now = datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%S%f")
+    found = path.with_name(f"{path.name}.{mark}-{now}Z")
+    count = 1
+    while os.path.lexists(found):
+        count += 1
+        found = path.with_name(f"{path.name}.{mark}-{now}-{count}Z")
+    return found

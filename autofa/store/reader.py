@@ -8,6 +8,10 @@ from __future__ import annotations
 import os
 import sqlite3
 import stat
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from operator import itemgetter
 from pathlib import Path
 
@@ -32,6 +36,10 @@ _QUERY = (
     f"SELECT id, revision, {', '.join(RECORD_COLUMNS)} FROM {VIEW}"
     f" WHERE {' AND '.join(f'{name} = ?' for name in DEVICE_COLUMNS)}"
 )
+
+# A row's longest texts are 16,000 characters of details and 4,000 of message.
+_MOST_BYTES = 1 << 20
+_MOST_SECONDS = 5.0
 
 
 def sqlite_path(location: str | os.PathLike[str]) -> Path | None:
@@ -92,15 +100,17 @@ def select(connection: sqlite3.Connection, path: Path, device: DeviceKey) -> lis
         sqlite3.Error: the file is damaged, or locked.
     """
     key = (device.kind, device.name, device.arch, device.units, device.memory_gib)
+    decoder = Decoder(device)
     try:
-        try:
-            records = connection.execute(_QUERY, key).fetchall()
-        except sqlite3.OperationalError as error:
-            if "decode" not in str(error):
-                raise
-            # One text that is not UTF-8 must not hide the other rows.
-            connection.text_factory = lenient_text
-            records = connection.execute(_QUERY, key).fetchall()
+        with _bounded(connection):
+            try:
+                records = connection.execute(_QUERY, key).fetchall()
+            except sqlite3.DatabaseError as error:
+                if not any(sign in str(error) for sign in ("decode", "too big")):
+                    raise
+                # One text that is not UTF-8, or has 100 MB, must not hide the other rows.
+                connection.text_factory = lenient_text
+                records = list(_one_by_one(connection, key, decoder))
     except sqlite3.OperationalError as error:
         if not str(error).startswith("no such "):
             raise
@@ -115,10 +125,45 @@ def select(connection: sqlite3.Connection, path: Path, device: DeviceKey) -> lis
     if records and is_newer(records[0][1]):
         raise too_new(records[0][1], str(path))
     records.sort(key=itemgetter(0))
-    decoder = Decoder(device)
     rows = decoder.rows(record[2:] for record in records)
     warn_damaged(decoder.damaged, str(path))
     return rows
+
+
+@contextmanager
+def _bounded(connection: sqlite3.Connection) -> Iterator[None]:
+    """Neither a text that no row can have nor a view that never ends holds up a first call."""
+    end = time.monotonic() + _MOST_SECONDS
+    limit = None
+    if sys.version_info >= (3, 11):
+        limit = connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _MOST_BYTES)
+    connection.set_progress_handler(lambda: time.monotonic() > end, 1_000_000)
+    try:
+        yield
+    finally:
+        connection.set_progress_handler(None, 0)
+        if sys.version_info >= (3, 11) and limit is not None:
+            connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, limit)
+
+
+def _one_by_one(
+    connection: sqlite3.Connection, key: tuple[object, ...], decoder: Decoder
+) -> Iterator[tuple[object, ...]]:
+    """The records of `_QUERY` less those with a text that is too long, which count as damaged."""
+    (last,) = connection.execute("SELECT max(id) FROM autofa_measurement").fetchone()
+    spans = [(0, last or 0)]
+    while spans:
+        low, high = spans.pop()
+        try:
+            query = f"{_QUERY} AND id BETWEEN ? AND ?"
+            # Not the cursor itself: a span is taken whole or halved.
+            yield from connection.execute(query, (*key, low, high)).fetchall()
+        except sqlite3.DataError:
+            if low == high:
+                decoder.damaged += 1
+            else:
+                middle = (low + high) // 2
+                spans += [(low, middle), (middle + 1, high)]
 
 
 def lenient_text(data: bytes) -> str:
@@ -214,7 +259,7 @@ def revision_of(connection: sqlite3.Connection, path: Path) -> str | None:
 
 
 def corrupt(where: str, got: str) -> StoreCorruptError:
-    do = "`autofa tune` moves it aside and starts a new one; or name another with --db"
+    do = "`autofa db check` or the next `autofa tune` moves it aside; or name another with --db"
     return StoreCorruptError(explain_bad(f"database {where}", got, "an intact SQLite file", do))
 
 

@@ -24,7 +24,7 @@ COMMANDS = {
     "build": "Compile variants ahead of time and print what each uses.",
     "explain": "Say which kernel `autofa.attention` uses for a shape.",
     "doctor": "Say what was found here, what is wrong with it, and how to mend that.",
-    "db": "Where the measurements are.",
+    "db": "Check, export, import and merge the database of measurements.",
 }
 
 

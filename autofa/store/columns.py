@@ -124,6 +124,19 @@ class Decoder:
             self.damaged += 1
         return found
 
+    def defect(self, record: tuple[object, ...]) -> str | None:
+        """Why `rows` leaves a record out; None if it does not."""
+        shape, created_at, versions, *own = record
+        problem = self._problem(shape)
+        provenance = self._provenance(versions, created_at)
+        if not self._sound:
+            return device_defect(self._device)
+        if problem is None:
+            return f"problem is {shape!a:.60}"
+        if provenance is None:
+            return f"provenance of {created_at!a:.40} is {versions!a:.60}"
+        return own_defect(Row.unchecked((self._device, problem, *own, provenance)))
+
     def _problem(self, text: object) -> Problem | None:
         if text not in self._problems:
             self._problems[text] = read_problem(text, self._device.kind)

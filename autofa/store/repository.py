@@ -6,6 +6,7 @@ import hashlib
 import os
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -32,6 +33,21 @@ from autofa.store.reader import sqlite_path
 from autofa.store.rows import Row, device_defect, row_defect
 
 BUSY_TIMEOUT = 30.0
+
+
+@dataclass(frozen=True)
+class Audit:
+    """Every stored measurement, checked.
+
+    Attributes:
+        rows: the sound ones, oldest first.
+        damaged: why each of the others is not, with its id in the table.
+    """
+
+    rows: tuple[Row, ...]
+    damaged: tuple[str, ...]
+
+
 _INSERTS: dict[str, Any] = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}
 
 
@@ -196,6 +212,35 @@ class Repository:
         warn_damaged(sum(decoder.damaged for decoder in decoders.values()), self.where)
         return found
 
+    def audit(self) -> Audit:
+        """Reads everything, and holds each row against its content hash and its bucket.
+
+        Raises:
+            StoreError: the database refused.
+        """
+        own = (Measurement.id, Measurement.content_hash, Measurement.bucket)
+        # Outer joins: a measurement whose device or provenance is gone is not to be passed over.
+        records = self._fetch(_select(outer=True).add_columns(*own).order_by(Measurement.id))
+        width = len(DEVICE_COLUMNS)
+        decoders: dict[object, Decoder] = {}
+        rows, damaged = [], []
+        for record in records:
+            key, fields = record[:width], record[width:-3]
+            number, content_hash, bucket = record[-3:]
+            decoder = decoders.setdefault(key, Decoder(DeviceKey(*key)))
+            found = decoder.rows([fields])
+            if not found:
+                reason = decoder.defect(fields)
+            elif found[0].content_hash != content_hash:
+                reason = "the content hash does not match: the row was changed or damaged"
+            elif str(found[0].bucket) != bucket:
+                reason = f"bucket is {bucket!a:.60}, not {found[0].bucket}"
+            else:
+                rows += found
+                continue
+            damaged.append(f"row {number}: {reason}")
+        return Audit(tuple(rows), tuple(damaged))
+
     def devices(self) -> list[DeviceKey]:
         """The devices that have rows, in order."""
         query = select(*(getattr(Device, name) for name in DEVICE_COLUMNS))
@@ -257,14 +302,14 @@ def _values(row: Row, ids: _Ids) -> dict[str, Any]:
     }
 
 
-def _select() -> Select[Any]:
+def _select(outer: bool = False) -> Select[Any]:
     devices = [getattr(Device, name) for name in DEVICE_COLUMNS]
     own = [getattr(Measurement, name) for name in OWN_COLUMNS]
     shared = (Measurement.problem, Measurement.created_at, Provenance.document)
     return (
         select(*devices, *shared, *own)
-        .join_from(Measurement, Device)
-        .join(Provenance, Measurement.provenance_id == Provenance.id)
+        .join_from(Measurement, Device, isouter=outer)
+        .join(Provenance, Measurement.provenance_id == Provenance.id, isouter=outer)
     )
 
 

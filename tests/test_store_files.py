@@ -1,32 +1,26 @@
-"""The database file among other processes and accidents: locks, permissions, damage, versions."""
+"""The database file among accidents: permissions, damage, versions."""
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import sqlite3
 import tempfile
-import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pytest
+from store_processes import without_rights
 from store_samples import H200, fill, make_row
 
 from autofa.errors import (
     StoreCorruptError,
     StoreError,
-    StoreLockedError,
     StoreTooNewError,
     StoreUnwritableError,
 )
 from autofa.store import files, reader
 from autofa.store.repository import Repository
-
-PROCESSES = multiprocessing.get_context("fork")
 
 
 @pytest.fixture
@@ -37,44 +31,6 @@ def path(tmp_path: Path) -> Path:
 @pytest.fixture
 def filled(path: Path) -> Path:
     return fill(path, make_row())
-
-
-def in_processes(count: int, work: Callable[[int], None]) -> list[str]:
-    """Runs `work(i)` in that many processes that start together; returns what they raised."""
-    barrier = PROCESSES.Barrier(count)
-    results: Any = PROCESSES.SimpleQueue()
-
-    def run(number: int) -> None:
-        barrier.wait(30)
-        try:
-            work(number)
-            results.put("")
-        except BaseException as error:
-            results.put(f"{type(error).__name__}: {error}")
-
-    children = [PROCESSES.Process(target=run, args=(number,)) for number in range(count)]
-    for child in children:
-        child.start()
-    found = [results.get() for _ in children]
-    for child in children:
-        child.join(30)
-        assert child.exitcode == 0
-    return [text for text in found if text]
-
-
-def without_rights(work: Callable[[], None]) -> None:
-    """Runs `work` as a user who may write nothing of root's, in a process of its own."""
-    if os.getuid() != 0:
-        work()
-        return
-
-    def drop_and_work(number: int) -> None:
-        os.setgroups([])
-        os.setgid(65534)
-        os.setuid(65534)
-        work()
-
-    assert in_processes(1, drop_and_work) == []
 
 
 @pytest.fixture
@@ -90,70 +46,6 @@ def public(tmp_path: Path) -> Iterator[Path]:
 
 def content(folder: Path) -> dict[str, bytes]:
     return {p.name: p.read_bytes() for p in folder.iterdir() if p.is_file()}
-
-
-def test_many_processes_may_create_the_database(tmp_path: Path) -> None:
-    for attempt in range(3):
-        path = tmp_path / f"round {attempt}" / "autofa.db"
-
-        def work(number: int, path: Path = path) -> None:
-            with Repository.open(path, write=True) as repository:
-                repository.add([make_row("torch.sdpa"), make_row(f"test.kernel-{number}")])
-
-        assert in_processes(8, work) == []
-        assert len(reader.read(path, H200)) == 9
-
-
-def test_threads_may_create_and_share_a_database(path: Path) -> None:
-    errors: list[BaseException] = []
-
-    def work(number: int) -> None:
-        try:
-            with Repository.open(path, write=True) as repository:
-                repository.add([make_row(f"test.kernel-{number}")])
-                assert make_row(f"test.kernel-{number}") in repository.rows()
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert errors == []
-    assert len(reader.read(path, H200)) == 6
-
-
-@pytest.mark.parametrize("journal", ["wal", "delete"])
-def test_readers_do_not_wait_for_a_writer(filled: Path, journal: str) -> None:
-    with closing(sqlite3.connect(filled, isolation_level=None)) as writer:
-        assert writer.execute(f"PRAGMA journal_mode = {journal}").fetchone() == (journal,)
-        writer.execute("BEGIN IMMEDIATE")
-        writer.execute("UPDATE autofa_device SET units = 1")
-        start = time.monotonic()
-        assert reader.read(filled, H200) == [make_row()]
-        with Repository.open(filled, write=False) as repository:
-            assert repository.rows() == [make_row()]
-        # So is opening for writing: a tune that finds everything measured needs no lock.
-        with Repository.open(filled, write=True) as repository:
-            assert repository.rows() == [make_row()]
-        assert time.monotonic() - start < 1
-        writer.execute("ROLLBACK")
-
-
-def test_a_writer_waits_and_then_says_so(filled: Path) -> None:
-    with closing(sqlite3.connect(filled, isolation_level=None, check_same_thread=False)) as other:
-        other.execute("BEGIN IMMEDIATE")
-        with (
-            Repository.open(filled, write=True, timeout=0.1) as repository,
-            pytest.raises(StoreLockedError, match="lock held by another'; supported: a database"),
-        ):
-            repository.add([make_row("torch.flash")])
-        release = threading.Timer(0.2, lambda: other.execute("ROLLBACK"))
-        release.start()
-        with Repository.open(filled, write=True, timeout=20) as repository:
-            assert repository.add([make_row("torch.flash")]) == 1
-        release.join()
 
 
 def test_reading_never_makes_a_file(path: Path) -> None:
@@ -318,18 +210,6 @@ def test_a_damaged_file_is_moved_aside_and_never_deleted(
     assert reader.read(filled, H200) == [make_row()]
 
 
-def test_many_processes_move_a_damaged_file_aside_once(filled: Path) -> None:
-    random_bytes(filled)
-
-    def work(number: int) -> None:
-        with Repository.open(filled, write=True, recover=True) as repository:
-            repository.add([make_row(f"test.kernel-{number}")])
-
-    assert in_processes(6, work) == []
-    assert len(reader.read(filled, H200)) == 6
-    assert len(list(filled.parent.glob("*.corrupt-*Z"))) == 1
-
-
 def test_a_sound_file_is_never_moved(filled: Path) -> None:
     assert files.move_aside(filled, 1.0) is None
     with Repository.open(filled, write=True, recover=True) as repository:
@@ -384,29 +264,3 @@ def test_a_lost_view_is_told_and_made_anew(filled: Path) -> None:
     assert {p.name for p in filled.parent.iterdir()} <= {
         "autofa.db", "autofa.db-wal", "autofa.db-shm",
     }  # fmt: skip
-
-
-def test_a_crashed_writers_journal_is_rolled_back(filled: Path) -> None:
-    with closing(sqlite3.connect(filled, isolation_level=None)) as connection:
-        connection.execute("PRAGMA journal_mode = DELETE")
-
-    def die(number: int) -> None:
-        connection = sqlite3.connect(filled, isolation_level=None)
-        connection.execute("PRAGMA cache_size = 1")
-        connection.execute("BEGIN IMMEDIATE")
-        connection.execute("PRAGMA cache_spill = 1")
-        for size in range(200):
-            connection.execute(
-                "INSERT INTO autofa_provenance VALUES (NULL, ?, ?)",
-                (str(size), "x" * 5000),
-            )
-        os.kill(os.getpid(), 9)
-
-    child = PROCESSES.Process(target=die, args=(0,))
-    child.start()
-    child.join(30)
-    assert child.exitcode == -9
-    assert filled.with_name("autofa.db-journal").exists()
-    with Repository.open(filled, write=True) as repository:
-        assert repository.rows() == [make_row()]
-        assert repository.add([make_row("torch.flash")]) == 1

@@ -149,6 +149,8 @@ def differentiable(call: Call) -> Tensor:
         if isinstance(error, torch.OutOfMemoryError):
             raise
         log.debug("a kernel refused a call with gradients (%s); torch serves it", error)
+        if not all(map(is_plain, (query, key, value))):
+            return routes.plain(query, key, value, mask, 0.0, is_causal, scale, enable_gqa)
     if lower_right:
         # A second to import, which whoever made such a mask has spent.
         from torch.nn.attention.bias import causal_lower_right

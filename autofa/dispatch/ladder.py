@@ -142,7 +142,8 @@ def _eligible(
     """The valid rows, failures included, of candidates that may answer; `notes` has the others."""
     kept = []
     refusals: dict[str, str | None] = {}
-    for row in newest(rows):
+    # In order of shape: which row a note is of must not hang on the order in which rows came.
+    for row in sorted(newest(rows), key=lambda row: row.problem):
         validity = sources.validity(row)
         candidate = sources.registry.find(row.slug)
         if candidate is None or not is_valid(validity):

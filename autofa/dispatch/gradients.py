@@ -17,7 +17,7 @@ from torch import Tensor
 
 from autofa.dispatch import routes
 from autofa.dispatch.keys import device_index, key_of
-from autofa.dispatch.mending import mended
+from autofa.dispatch.mending import mended, on_grid
 from autofa.dispatch.table import NOT_NOW, Table
 from autofa.runtime import extension, kernels
 from autofa.runtime.abi import FLAG_LSE
@@ -104,6 +104,7 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of query, key and value."""
     backend, options = rest
+    grad = on_grid(grad)
     call, factor = normalised(Call(query, key, value, mask, *options))
     flat = out.dim() == 3
     if flat:

@@ -44,6 +44,17 @@ bool rows_overlap(const Tensor& tensor) {
   return false;
 }
 
+bool off_grid(const Tensor& tensor) {
+  const int64_t bytes = tensor.dtype == codes.f64 ? 8 : tensor.dtype == codes.f32 ? 4 : 2;
+  if ((reinterpret_cast<uintptr_t>(tensor.data) & 15) != 0) return true;
+  const int64_t last = tensor.rank - 1;
+  if (tensor.sizes[last] * bytes % 16 != 0 || tensor.strides[last] != 1) return false;
+  for (int64_t i = 0; i < last; ++i) {
+    if (tensor.sizes[i] > 1 && tensor.strides[i] * bytes % 16 != 0) return true;
+  }
+  return false;
+}
+
 Operand operand(Tensor& tensor) {
   Operand result = geometry(tensor.rank, tensor.sizes, tensor.strides);
   result.handle = tensor.rank == 4 ? std::move(tensor.handle)

@@ -23,6 +23,10 @@ void copy(Tensor& tensor, int32_t dtype);
 // have a stride of 0.
 bool rows_overlap(const Tensor& tensor);
 
+// Whether it starts, or a row of it, at no multiple of 16 bytes where a copy would. torch's fused
+// CUDA kernels do not ask: cuDNN gives wrong values, the efficient one a CUDA error.
+bool off_grid(const Tensor& tensor);
+
 // Takes the tensor's handle.
 Operand operand(Tensor& tensor);
 

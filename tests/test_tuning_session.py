@@ -1,87 +1,26 @@
-"""A whole tune on a simulated device: what is measured, stored, resumed, and when it stops."""
+"""A whole tune on a simulated device: what is measured, stored and told."""
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
-import threading
-import time
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tuning_simulation import DEVICE, LIMITS, Simulation, family, registry
+from tuning_simulation import LIMITS, Simulation, family, registry
+from tuning_world import BEST, FAST, PROBLEMS, SLOW, ask, run, stored, times, winner
 
-from autofa.kernels import Registry
-from autofa.problem import Problem, bucket_of, parse_shape
-from autofa.store.ranking import rank
-from autofa.store.repository import Repository
-from autofa.store.rows import Row
-from autofa.tuning.control import Interrupted, StopToken
+from autofa.problem import Problem, bucket_of
 from autofa.tuning.events import (
-    BucketDone,
-    BucketStarted,
     CandidateDone,
-    Estimate,
     Event,
     Notice,
-    Summary,
-    TuneStarted,
 )
-from autofa.tuning.request import TuneRequest
-from autofa.tuning.session import tune
-
-FAST = family("sim.fast", {"m": (1, 2, 4), "n": (1, 2, 4, 8)}, illegal=lambda p: p.m * p.n > 16)
-SLOW = family("sim.slow", {"m": (1, 2)})
-REGISTRY = registry(FAST, SLOW)
-PROBLEMS = tuple(
-    parse_shape(f"1,8,{n},64", dtype="f32", mask=mask, device="cpu")
-    for n in (128, 512, 1024)
-    for mask in ("none", "causal")
-)
-BEST = "sim.fast-mx4-nx2"
-
-
-def times(slug: str, problem: Problem) -> float:
-    """`sim.fast` is 1.1x to 2x plain SDPA, best at m = 4, n = 2; all else is slower."""
-    base = problem.flops * 1e-9
-    if slug.startswith("sim.fast"):
-        variant = REGISTRY.candidate(slug)
-        return base / (2.0 - 0.2 * abs(variant.params.m - 4) - 0.1 * abs(variant.params.n - 2))
-    return base * {"torch.sdpa": 1.0, "torch.flash": 1.02}.get(slug, 3.0)
 
 
 @pytest.fixture
 def db(tmp_path: Path) -> str:
     return str(tmp_path / "autofa.db")
-
-
-def ask(db: str, problems: tuple[Problem, ...] = PROBLEMS[:1], **options: object) -> TuneRequest:
-    return replace(TuneRequest(problems, "cpu", db, trials=12, registry=REGISTRY), **options)
-
-
-def run(
-    sim: Simulation,
-    request: TuneRequest,
-    on_event: Callable[[Event], None] = lambda event: None,
-    token: StopToken | None = None,
-) -> Summary:
-    return tune(request, on_event, token=token, laboratory=sim.laboratory)
-
-
-def stored(db: str, problem: Problem | None = None) -> list[Row]:
-    with Repository.open(db, write=False) as repository:
-        rows = repository.rows(device=DEVICE)
-    return [row for row in rows if problem is None or row.problem == problem]
-
-
-def winner(db: str, problem: Problem, candidates: Registry = REGISTRY) -> str:
-    rows = [row for row in stored(db) if row.bucket == bucket_of(problem)]
-    return rank(rows, "eager", candidates)[0].slug
 
 
 @pytest.mark.parametrize("overlap", [False, True])
@@ -111,40 +50,6 @@ def test_candidates_are_checked_before_they_are_timed_and_the_winner_again_after
     assert checks[BEST] == 2
     assert sim.checked[-1][0] == BEST
     assert all(count == 1 for slug, count in checks.items() if slug != BEST)
-
-
-def test_a_second_tune_measures_nothing(db: str) -> None:
-    run(Simulation(times), ask(db, PROBLEMS))
-    before = stored(db)
-    sim = Simulation(times)
-    events: list[Event] = []
-    summary = run(sim, ask(db, PROBLEMS), events.append)
-    assert (sim.checked, sim.timed, sim.compiled) == ([], [], [])
-    assert stored(db) == before
-    assert summary.measured == 0
-    assert summary.reused > 0
-    assert summary.exit_code == 0
-    assert [b.winner for b in summary.buckets] == [BEST] * len(PROBLEMS)
-    assert TuneStarted(DEVICE, db, len(PROBLEMS), len(PROBLEMS)) in events
-    assert not [e for e in events if isinstance(e, BucketStarted)]
-
-
-def test_force_measures_again(db: str) -> None:
-    run(Simulation(times), ask(db))
-    sim = Simulation(times)
-    assert run(sim, ask(db, force=True)).measured > 0
-    assert BEST in {slug for slug, _ in sim.timed}
-
-
-def test_more_trials_go_on_where_fewer_stopped(db: str) -> None:
-    run(Simulation(times), ask(db, trials=4))
-    first = {r.slug for r in stored(db) if r.slug.startswith("sim")}
-    assert len(first) == 4
-    sim = Simulation(times)
-    run(sim, ask(db, trials=8))
-    checked = {slug for slug, _ in sim.checked if slug.startswith("sim")}
-    assert len({r.slug for r in stored(db) if r.slug.startswith("sim")}) == 8
-    assert len(checked - first) == 4
 
 
 def test_a_new_shape_of_a_tuned_bucket_is_measured_itself(db: str) -> None:
@@ -238,32 +143,6 @@ def test_a_winner_that_fails_its_last_check_is_out(db: str) -> None:
     assert winner(db, PROBLEMS[0]) == bucket.winner
 
 
-def test_rows_of_other_versions_are_retimed_not_searched_anew(db: str) -> None:
-    run(Simulation(times), ask(db))
-    sim = Simulation(times, version="test-compiler 2")
-    events: list[Event] = []
-    run(sim, ask(db), events.append)
-    retimed = {slug for slug, _ in sim.timed if slug.startswith("sim")}
-    assert BEST in retimed
-    assert "sim.fast-mx1-nx1" in retimed, "the default"
-    assert len(retimed) <= 6
-    assert [e.retime for e in events if isinstance(e, BucketStarted)] == [True]
-    last = Simulation(times, version="test-compiler 2")
-    run(last, ask(db))
-    assert last.timed == []
-
-
-def test_where_the_order_changed_the_search_is_done_anew(db: str) -> None:
-    run(Simulation(times), ask(db))
-
-    def inverted(slug: str, problem: Problem) -> float:
-        return 3.0 / times(slug, problem) if slug.startswith("sim.fast") else times(slug, problem)
-
-    sim = Simulation(inverted, version="test-compiler 2")
-    run(sim, ask(db))
-    assert len({slug for slug, _ in sim.timed if slug.startswith("sim.fast")}) == 10
-
-
 def test_without_a_compiler_vendors_and_built_variants_are_measured(db: str) -> None:
     """T13, B10: said once, not per candidate; the exit code is not 0."""
     sim = Simulation(times, compiler=False, built={"sim.fast-mx1-nx1"})
@@ -308,103 +187,6 @@ def test_all_candidates_failing_leaves_no_result_and_exit_code_1(db: str) -> Non
     assert summary.exit_code == 1
     assert not [r for r in stored(db) if r.status == "ok"]
     assert "no result" in str(summary)
-
-
-def test_the_budget_is_the_whole_wall_time_and_keeps_everything(db: str) -> None:
-    sim = Simulation(times)
-    sim.on_step = lambda: time.sleep(0.02)
-    began = time.monotonic()
-    summary = run(sim, ask(db, PROBLEMS, budget_s=0.5))
-    assert time.monotonic() - began < 2.0
-    assert summary.budget_spent
-    assert summary.answered < len(PROBLEMS)
-    assert summary.exit_code == (3 if summary.answered else 1)
-    assert stored(db)
-    finished = {b.problem for b in summary.buckets if b.complete}
-    rest = Simulation(times)
-    summary = run(rest, ask(db, PROBLEMS))
-    assert (summary.exit_code, summary.budget_spent) == (0, False)
-    assert not finished & {problem for _, problem in rest.checked}
-
-
-def test_a_budget_is_shared_among_the_buckets(db: str) -> None:
-    """A long search in the first does not starve the others of their precise rounds."""
-    sim = Simulation(times)
-    sim.on_step = lambda: time.sleep(0.01)
-    summary = run(sim, ask(db, PROBLEMS, budget_s=2.0))
-    assert summary.answered == len(PROBLEMS)
-
-
-def test_buckets_without_any_result_come_first(db: str) -> None:
-    run(Simulation(times), ask(db, PROBLEMS[:1], trials=2))
-    events: list[Event] = []
-    run(Simulation(times), ask(db, PROBLEMS[:3]), events.append)
-    started = [e.problem for e in events if isinstance(e, BucketStarted)]
-    assert started == [PROBLEMS[1], PROBLEMS[2], PROBLEMS[0]]
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("after", [1, 7, 20, 33])
-def test_an_interrupt_keeps_what_is_done_and_the_next_tune_goes_on(
-    db: str, number: int, after: int
-) -> None:
-    sim = Simulation(times)
-    steps = iter(range(10**6))
-
-    def interrupt() -> None:
-        if next(steps) == after:
-            raise Interrupted(number)
-
-    sim.on_step = interrupt
-    summary = run(sim, ask(db, PROBLEMS[:3]))
-    assert summary.interrupted == number
-    assert summary.exit_code == 128 + number
-    assert sim.closed == 1
-    finished = {b.problem for b in summary.buckets if b.complete}
-    rest = Simulation(times)
-    assert run(rest, ask(db, PROBLEMS[:3])).exit_code == 0
-    assert not finished & {problem for _, problem in rest.timed}
-    assert all(winner(db, problem) == BEST for problem in PROBLEMS[:3])
-    assert len(sim.timed) + len(rest.timed) < 2 * 3 * 20
-
-
-def test_a_token_cancels_from_another_thread(db: str) -> None:
-    token = StopToken()
-    sim = Simulation(times)
-    sim.on_step = lambda: time.sleep(0.01)
-    timer = threading.Timer(0.2, token.cancel)
-    timer.start()
-    summary = run(sim, ask(db, PROBLEMS), token=token)
-    timer.join()
-    assert len(summary.buckets) < len(PROBLEMS) or not all(b.complete for b in summary.buckets)
-    assert summary.interrupted is None
-
-
-def test_the_estimate_falls_to_nothing(db: str) -> None:
-    events: list[Event] = []
-    run(Simulation(times), ask(db, PROBLEMS), events.append)
-    estimates = [e for e in events if isinstance(e, Estimate)]
-    done = [e.done for e in estimates]
-    assert done == sorted(done)
-    assert set(done) == set(range(len(PROBLEMS) + 1))
-    assert estimates[0].remaining_s > 0
-    assert estimates[-1].remaining_s == 0
-    assert len([e for e in events if isinstance(e, BucketDone)]) == len(PROBLEMS)
-
-
-def test_two_tunes_on_one_database_share_the_work(db: str) -> None:
-    code = Path(__file__).with_name("tuning_second_process.py")
-    environment = {**os.environ, "PYTHONPATH": str(code.parent.parent)}
-    other = subprocess.Popen([sys.executable, str(code), db], env=environment)
-    sim = Simulation(times)
-    sim.on_step = lambda: time.sleep(0.03)
-    summary = run(sim, ask(db, PROBLEMS))
-    assert other.wait(60) == 0
-    assert summary.exit_code == 0
-    kept = Counter((r.problem, r.slug, r.run) for r in stored(db))
-    assert max(kept.values()) == 1
-    defaults = Counter(r.problem for r in stored(db) if r.slug == "sim.slow-mx2")
-    assert set(defaults.values()) == {1}, "each bucket was searched by one of the two"
 
 
 def test_a_damaged_database_is_moved_aside(db: str) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 import time
 
-from test_tuning_session import PROBLEMS, ask, run, times
 from tuning_simulation import Simulation
+from tuning_world import PROBLEMS, ask, run, times
 
 if __name__ == "__main__":
     sim = Simulation(times)

@@ -62,6 +62,8 @@ class Simulation:
         check_fails, build_fails: slug -> status.
         built: slugs whose library is there before anything was compiled.
         compiler: False as where none is installed.
+        version, torch, driver: the compiler's version, torch's, the driver's.
+        samples: what all candidates had in all timings together.
         on_step: called before each check and each timing.
     """
 
@@ -72,11 +74,14 @@ class Simulation:
     built: set[str] = field(default_factory=set)
     compiler: bool = True
     version: str = "test-compiler 1"
+    torch: str = "2"
+    driver: str = ""
     on_step: Callable[[], None] = lambda: None
     overlap: bool = False
     checked: list[tuple[str, Problem]] = field(default_factory=list)
     timed: list[tuple[str, Problem]] = field(default_factory=list)
     compiled: list[str] = field(default_factory=list)
+    samples: int = 0
     closed: int = 0
     random: random.Random = field(default_factory=lambda: random.Random(0))
 
@@ -106,6 +111,7 @@ class Simulation:
         for entrant in entrants:
             slug = entrant.candidate.slug
             self.timed.append((slug, problem))
+            self.samples += rounds
             own = baseline if slug == "torch.sdpa" else self._timing(slug, problem, rounds)
             outcomes.append(Outcome(slug, "ok", timing=own, baseline=baseline))
         return TimingRun(tuple(outcomes), rounds, True, "{}")
@@ -140,6 +146,11 @@ class Simulation:
     def library_of(self, variant: Variant, target: str, settings: Settings) -> Path | None:
         return Path(f"{variant.slug}.so") if variant.slug in self.built else None
 
+    @property
+    def today(self) -> Provenance:
+        began = "2026-01-01T00:00:00Z"
+        return Provenance("0", self.torch, "", self.driver, self.version, "host", began)
+
     @contextmanager
     def laboratory(self, request: TuneRequest) -> Iterator[Lab]:
         builder = Builder(LIMITS, request.settings, 1, self.build, self.library_of)
@@ -149,7 +160,7 @@ class Simulation:
             yield Lab(
                 device=DEVICE,
                 limits=LIMITS,
-                today=Provenance("0", "2", "", "", self.version, "host", "2026-01-01T00:00:00Z"),
+                today=self.today,
                 measurer=self,
                 builder=builder,
                 fingerprint=lambda variant, target: f"fp-{variant.slug}",

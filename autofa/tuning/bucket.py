@@ -10,12 +10,12 @@ from autofa.kernels.family import Variant
 from autofa.kernels.registry import Candidate
 from autofa.kernels.vendor import BASELINE
 from autofa.problem import bucket_of
-from autofa.store.ranking import Ranked, rank
+from autofa.store.ranking import Ranked
 from autofa.store.rows import Row
 from autofa.tuning.control import Control
 from autofa.tuning.events import BucketResult, CandidateDone, OnEvent
 from autofa.tuning.lab import Lab
-from autofa.tuning.plan import FINALISTS, BucketPlan, admitted
+from autofa.tuning.plan import FINALISTS, BucketPlan, ranking, to_retime
 from autofa.tuning.records import cost, fingerprint_of
 from autofa.tuning.request import TuneRequest
 from autofa.tuning.steps import Steps
@@ -76,17 +76,45 @@ class BucketRun:
             Stopped: the budget ended, or the tune was cancelled.
             LaunchError: the worker does not start, or plain SDPA cannot be measured.
         """
-        if self._plan.stale and self._plan.final:
-            before = self._ranking()[:1]
-            self._precise_rounds(self._plan.final)
-            tied = {ranked.slug for ranked in self._ranking() if ranked.tied}
-            if any(ranked.slug not in tied for ranked in before):
-                # The order is another one now, so what was measured then is no guide.
-                self._search = self._plan.search_anew(list(self._new.values()))
+        if self._plan.retime:
+            self._revalidate()
         self._find()
-        if self._plan.final or self._new:
+        if self._plan.final or self._plan.undecided or self._new.keys() - self._precise:
             self._precise_rounds(self._contenders())
         self._confirm_winner()
+
+    # After an upgrade ------------------------------------------------------------------------
+
+    def _revalidate(self) -> None:
+        """Re-times what decided then, in a few rounds; where the winner is not among the best any
+        more, what was measured then is no guide, and the search starts anew."""
+        before = self._ranking()[:1]
+        todo = self._plan.retime
+        for _ in range(_MAX_FINALS):
+            self._control.check()
+            # The winner gets the thorough check at the end; the rest had theirs then.
+            entrants = self._steps.admitted(todo, thorough=False)
+            if entrants:
+                self._steps.time(entrants, self._brief(len(entrants)), final=True)
+            self._precise.update(candidate.slug for candidate in todo)
+            stale = self._plan.stale - self._new.keys()
+            plan = self._plan
+            todo = to_retime(self._rows, stale, plan.vendors, plan.variants, self._request)
+            if not todo:
+                break
+        tied = {ranked.slug for ranked in self._ranking() if ranked.tied}
+        if any(ranked.slug not in tied for ranked in before):
+            self._search = self._plan.search_anew(list(self._new.values()))
+
+    def _brief(self, count: int) -> Plan:
+        """Rounds in which so many candidates take part to the end."""
+        return Plan(
+            mode=self._request.mode,
+            screen_rounds=_SCREEN_ROUNDS,
+            min_rounds=_SCREEN_ROUNDS,
+            max_rounds=_SCREEN_ROUNDS,
+            finalists=count,
+        )
 
     # The search ------------------------------------------------------------------------------
 
@@ -136,14 +164,7 @@ class BucketRun:
     def _screen(self, batch: Sequence[Variant], vendors: Sequence[Candidate] = ()) -> None:
         entrants = self._steps.admitted([*vendors, *batch], lambda: self._late)
         if entrants:
-            plan = Plan(
-                mode=self._request.mode,
-                screen_rounds=_SCREEN_ROUNDS,
-                min_rounds=_SCREEN_ROUNDS,
-                max_rounds=_SCREEN_ROUNDS,
-                finalists=len(entrants),
-            )
-            self._steps.time(entrants, plan, final=False)
+            self._steps.time(entrants, self._brief(len(entrants)), final=False)
         for variant in batch:
             row = self._new.get(variant.slug)
             self._search.tell(variant, cost(row, self._request.mode) if row else None)
@@ -208,8 +229,7 @@ class BucketRun:
             )
 
     def _ranking(self) -> list[Ranked]:
-        rows = [row for row in self._rows.values() if _dispatched(row, self._request)]
-        return rank(rows, self._request.mode, self._request.registry)
+        return ranking(self._rows.values(), self._request)
 
     # The result ------------------------------------------------------------------------------
 
@@ -238,11 +258,6 @@ class BucketRun:
         return self._new.values()
 
 
-def _dispatched(row: Row, request: TuneRequest) -> bool:
-    candidate = request.registry.find(row.slug)
-    return candidate is None or admitted(candidate, row.problem, request)
-
-
 def answer(
     plan: BucketPlan,
     rows: Sequence[Row],
@@ -256,8 +271,7 @@ def answer(
 ) -> BucketResult:
     """The winner of the problem's bucket as the dispatcher will see it, over all its `rows`."""
     bucket = bucket_of(plan.problem)
-    seen = [row for row in rows if row.bucket == bucket and _dispatched(row, request)]
-    order = rank(seen, request.mode, request.registry)
+    order = ranking((row for row in rows if row.bucket == bucket), request)
     winner = None
     if order:
         winner = order[0].slug if order[0].beats_sdpa else BASELINE

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from autofa.kernels.family import Variant
 from autofa.kernels.registry import Candidate
-from autofa.kernels.vendor import VendorKernel
+from autofa.kernels.vendor import BASELINE, VendorKernel
 from autofa.problem import Problem
-from autofa.store.ranking import CURRENT, is_valid, rank, validity
+from autofa.store.ranking import CURRENT, Ranked, is_valid, rank, validity
 from autofa.store.rows import Row
 from autofa.tuning.estimate import Load
 from autofa.tuning.hints import Hints
@@ -19,7 +19,7 @@ from autofa.tuning.records import cost, is_screened, newest_by_slug
 from autofa.tuning.request import TuneRequest
 from autofa.tuning.search import BucketSearch, FamilySearch
 
-# How many of the best go through the precise rounds, and are re-timed when the versions changed.
+# How many of the best go through the precise rounds, and are re-timed after an upgrade.
 FINALISTS = 4
 
 
@@ -32,8 +32,10 @@ class BucketPlan:
         variants: legal ones that are built or can be; each family's default first.
         unbuildable: legal ones left out for want of a compiler.
         known: slug -> newest row, where it stands today: measured, or failed with today's versions.
-        stale: slugs of `known` whose versions changed: to be re-timed before they are relied on.
-        final: candidates of the precise rounds that have no current row.
+        stale: slugs of `known` whose versions changed.
+        retime: of these, what an upgrade must be tried on before `known` is relied on.
+        final: vendors that lack precise rounds.
+        undecided: an earlier tune ended before the precise rounds of what is best now.
         search: already knows `known`.
         search_anew: a search that knows only the rows it is given.
     """
@@ -44,13 +46,15 @@ class BucketPlan:
     unbuildable: int
     known: dict[str, Row]
     stale: frozenset[str]
+    retime: tuple[Candidate, ...]
     final: tuple[Candidate, ...]
+    undecided: bool
     search: BucketSearch
     search_anew: Callable[[Sequence[Row]], BucketSearch]
 
     @property
     def done(self) -> bool:
-        return not self.final and self.search.over
+        return not (self.retime or self.final or self.undecided) and self.search.over
 
     @property
     def answered(self) -> bool:
@@ -60,7 +64,8 @@ class BucketPlan:
     @property
     def load(self) -> Load:
         new = self.search.left
-        return Load(self.problem, 0 if self.done else new + len(self.final), new)
+        rest = len(self.retime) + max(len(self.final), FINALISTS * self.undecided)
+        return Load(self.problem, 0 if self.done else new + rest, new)
 
 
 def _search(
@@ -137,26 +142,44 @@ def make_plan(
         len(possible) - len(variants),
         known,
         frozenset(stale),
-        _final(vendors, variants, known, stale, request),
+        to_retime(known, stale, vendors, variants, request),
+        tuple(v for v in vendors if v.slug not in known or is_screened(known[v.slug])),
+        _undecided(known, request),
         search_anew(list(known.values())),
         search_anew,
     )
 
 
-def _final(
+def ranking(rows: Iterable[Row], request: TuneRequest) -> list[Ranked]:
+    """What dispatch would choose from these rows, the best first."""
+    used = []
+    for row in rows:
+        candidate = request.registry.find(row.slug)
+        if candidate is None or admitted(candidate, row.problem, request):
+            used.append(row)
+    return rank(used, request.mode, request.registry)
+
+
+def to_retime(
+    known: Mapping[str, Row],
+    stale: Collection[str],
     vendors: Sequence[VendorKernel],
     variants: Sequence[Variant],
-    known: dict[str, Row],
-    stale: set[str],
     request: TuneRequest,
 ) -> tuple[Candidate, ...]:
-    """Vendors, the best few and the defaults, as far as they have no current row. A vendor without
-    a row of precise rounds tells that these did not take place."""
-    best = [r.slug for r in rank(list(known.values()), request.mode, request.registry)]
-    families = dict.fromkeys(v.family.name for v in variants)
-    first = {f: next(v.slug for v in variants if v.family.name == f) for f in families}
-    wanted = {*best[:FINALISTS], *first.values()} & stale
-    missing: list[Candidate] = [
-        v for v in vendors if v.slug not in known or v.slug in stale or is_screened(known[v.slug])
-    ]
-    return (*missing, *(v for v in variants if v.slug in wanted))
+    """Which stale rows decide whether an upgrade changed the order: plain SDPA's, the best few's,
+    and the default's of the best family."""
+    best = [ranked.slug for ranked in ranking(known.values(), request)]
+    wanted = {BASELINE, *best[:FINALISTS]}
+    own = {v.slug: v for v in variants}
+    first = next((own[slug] for slug in best if slug in own), None)
+    if first is not None:
+        wanted.add(next(v.slug for v in variants if v.family is first.family))
+    every: Iterable[Candidate] = (*vendors, *variants)
+    return tuple(c for c in every if c.slug in wanted and c.slug in stale)
+
+
+def _undecided(known: Mapping[str, Row], request: TuneRequest) -> bool:
+    """Whether what is best is so by the few samples of a screening."""
+    order = ranking(known.values(), request)
+    return bool(order) and is_screened(known[order[0].slug])

@@ -188,7 +188,7 @@ class _Session:
         if plan.done:
             self.settle(plan)
             return
-        self.emit(BucketStarted(problem, total - len(todo), total, bool(plan.stale)))
+        self.emit(BucketStarted(problem, total - len(todo), total, bool(plan.retime)))
         share = self.control.left / (len(todo) + 1)
         same_bucket = self.rows.get(bucket_of(problem), [])
         others = self._valid([r for r in same_bucket if r.problem != problem])

@@ -53,10 +53,14 @@ class Steps:
         return any(v.slug not in self._libraries and v.slug not in self._failed for v in variants)
 
     def admitted(
-        self, candidates: Sequence[Candidate], late: Callable[[], bool] = lambda: False
+        self,
+        candidates: Sequence[Candidate],
+        late: Callable[[], bool] = lambda: False,
+        *,
+        thorough: bool = True,
     ) -> list[Entrant]:
         """Those that compile and compute attention; what fails is recorded. Once it is `late` the
-        rest is left out, so that the first can still be timed."""
+        rest is left out, so that the first can still be timed. `thorough` as of `check`."""
         self._build([c for c in candidates if isinstance(c, Variant)])
         entrants: list[Entrant] = []
         for candidate in candidates:
@@ -67,7 +71,7 @@ class Steps:
                 continue
             if slug not in self._checked:
                 self._control.check()
-                outcome = self.check(candidate)
+                outcome = self.check(candidate, thorough=thorough)
                 if outcome is None:
                     continue
                 if not outcome.ok:
@@ -94,14 +98,19 @@ class Steps:
         """Whether its library has gone or was damaged: then a failure is not the kernel's."""
         return isinstance(candidate, Variant) and self._lab.builder.cached(candidate) is None
 
-    def check(self, candidate: Candidate) -> Outcome | None:
-        """What the check finds; None where there is no library to check, compiled again or not."""
+    def check(self, candidate: Candidate, *, thorough: bool = True) -> Outcome | None:
+        """What the check finds; None where there is no library to check, compiled again or not.
+        Not `thorough`: on the problem alone, not on the odd inputs like it."""
         for _ in range(2):
             library = self._libraries.get(candidate.slug)
             if isinstance(candidate, Variant) and library is None:
                 return None
             outcome = self._lab.measurer.check(
-                candidate, library, self._problem, poll=self._control.wait
+                candidate,
+                library,
+                self._problem,
+                thorough=thorough,
+                poll=self._control.wait,
             )
             if outcome.ok or not isinstance(candidate, Variant) or not self._lost(candidate):
                 return outcome

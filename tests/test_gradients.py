@@ -12,6 +12,7 @@ import torch
 from dispatch_world import built, flash, inputs, no_defaults, problem, store, tuned
 from runtime_variants import require_runtime
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 from torch.utils.checkpoint import checkpoint
@@ -25,7 +26,10 @@ from autofa.problem import Problem
 from autofa.runtime import backends, block_backward, devices, extension
 from autofa.runtime.backends import Call
 
-pytestmark = pytest.mark.filterwarnings("ignore:Lower right causal bias:UserWarning")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:Lower right causal bias:UserWarning",
+    "ignore:Attempting to run cuBLAS:UserWarning",
+)
 
 TORCH = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 FAMILIES = {
@@ -281,20 +285,114 @@ def test_the_winner_computes_the_forward_of_a_training_step() -> None:
 def test_a_plan_holds_until_the_table_changes() -> None:
     q, k, v = inputs(SHAPE)
     call = Call(q.requires_grad_(), k, v, None, False, None, False, False)
-    plan = gradients.plan_of(state.STATE.table, call)
-    assert plan.kernel > 0
-    assert gradients.plan_of(state.STATE.table, call) is plan
-    state.reload()
-    assert gradients.plan_of(state.STATE.table, call) is not plan
+    assert gradients.plan_of(state.STATE.table, call).kernel > 0
+    known = dict(gradients._kernels)
+    assert len(known) == 1
+    state.STATE.table = None  # whatever the table would say now
+    try:
+        assert gradients.plan_of(None, call).kernel == next(iter(known.values()))
+    finally:
+        state.reload()
+    assert not gradients._kernels
 
 
 @pytest.mark.usefixtures("wins")
-def test_differentiating_twice_is_an_error() -> None:
+def test_one_odd_call_decides_nothing_for_others() -> None:
+    """Strides, switched-off backends and masks that need gradients belong to the call."""
     q, k, v = inputs(SHAPE)
-    q.requires_grad_()
-    (g,) = torch.autograd.grad(autofa.attention(q, k, v).sum(), q, create_graph=True)
-    with pytest.raises(RuntimeError, match=r"second derivative: got .*; supported: .*; use"):
-        torch.autograd.grad(g.square().sum(), q, allow_unused=True)
+    apart = q.mT.contiguous().mT.requires_grad_()
+    autofa.attention(apart, k, v)
+    autofa.attention(apart.detach(), k, v, return_lse=True)
+    with sdpa_kernel(SDPBackend.MATH):
+        autofa.attention(q.clone().requires_grad_(), k, v)
+    before = own()
+    for _ in range(3):
+        autofa.attention(q.clone().requires_grad_(), k, v).sum().backward()
+    assert own() == before + 3
+
+
+@pytest.mark.usefixtures("wins")
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("with_lse", [False, True])
+def test_export_of_a_model_with_weights(strict: bool, with_lse: bool) -> None:
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = torch.nn.Linear(16, 16)
+
+        def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Any:
+            return autofa.attention(self.inner(q), k, v, return_lse=with_lse)
+
+    model, call = Model(), inputs(SHAPE)
+    length = torch.export.Dim("length", min=2, max=4096)
+    program = torch.export.export(model, call, dynamic_shapes=({2: length},) * 3, strict=strict)
+    assert "run_with_lse" not in str(program.graph)
+    torch.testing.assert_close(program.module()(*call), model(*call), atol=1e-5, rtol=1e-4)
+
+
+def test_the_log_sum_exp_in_a_compiled_graph() -> None:
+    compiled = torch.compile(
+        lambda q, k, v: autofa.attention(q, k, v, is_causal=True, return_lse=True),
+        backend="aot_eager",
+        fullgraph=True,
+    )
+    call = inputs(SHAPE)
+    for mine, theirs in zip(
+        compiled(*call), autofa.attention(*call, is_causal=True, return_lse=True), strict=True
+    ):
+        torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-4)
+
+
+def test_meta_tensors() -> None:
+    q = torch.empty(2, 3, 5, 8, device="meta", requires_grad=True)
+    assert autofa.attention(q, q, q, is_causal=True).shape == q.shape
+    out, lse = autofa.attention(q, q, q, return_lse=True)
+    assert (out.shape, lse.shape) == (q.shape, q.shape[:-1])
+
+
+def test_autocast_does_not_reach_into_the_log_sum_exp() -> None:
+    q, k, v = (5 * torch.randn(2, 3, 20, 16) for _ in "qkv")
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        _, lse = autofa.attention(q, k, v, return_lse=True)
+        _, five = autofa.attention(q[None], k[None], v[None], return_lse=True)
+    torch.testing.assert_close(five[0], lse, atol=1e-3, rtol=1e-3)
+
+
+def test_the_log_sum_exp_under_vmap() -> None:
+    q, k, v = (torch.randn(3, 2, 7, 8) for _ in "qkv")
+    found = torch.func.vmap(lambda q: autofa.attention(q, k[0], v[0], return_lse=True))(q)
+    for i in range(3):
+        each = autofa.attention(q[i], k[0], v[0], return_lse=True)
+        for a, b in zip(found, each, strict=True):
+            torch.testing.assert_close(a[i], b)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+def test_the_log_sum_exp_of_nested_tensors_is_refused() -> None:
+    nested = torch.nested.nested_tensor([torch.randn(2, n, 8) for n in (3, 4)])
+    with pytest.raises(UsageError, match="nested tensor"):
+        autofa.attention(nested, nested, nested, return_lse=True)
+
+
+@pytest.mark.usefixtures("wins")
+@pytest.mark.parametrize("causal", [False, True])
+def test_gradients_of_gradients(causal: bool) -> None:
+    """A gradient penalty; torch's own kernels cannot be differentiated twice."""
+
+    def penalty(function: Any, dtype: torch.dtype) -> list[Tensor]:
+        leaves = [t.to(dtype).requires_grad_() for t in inputs(SHAPE)]
+        found = torch.autograd.grad(
+            function(*leaves, is_causal=causal).square().sum(), leaves, create_graph=True
+        )
+        sum(g.square().sum() for g in found).backward()  # type: ignore[union-attr]
+        return [t.grad for t in leaves if t.grad is not None]
+
+    before = own()
+    mine = penalty(autofa.attention, torch.float32)
+    assert own() == before + 1
+    with sdpa_kernel(SDPBackend.MATH):
+        truth = penalty(sdpa, torch.float64)
+    assert worst(mine, truth) < 1e-4
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -374,4 +472,4 @@ def test_the_memory_of_plans_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None
     for n in range(1, 12):
         q = torch.randn(1, 1, n, 8, requires_grad=True)
         autofa.attention(q, q, q)
-        assert len(gradients._plans) <= 3
+        assert len(gradients._kernels) <= 3

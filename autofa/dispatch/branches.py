@@ -11,6 +11,7 @@ from torch._C._nn import scaled_dot_product_attention as sdpa  # F's own, whatev
 
 from autofa.dispatch import forcing, gradients, routes
 from autofa.dispatch.arguments import check_kinds
+from autofa.dispatch.keys import DEVICE_TYPES
 from autofa.dispatch.mending import off_grid
 from autofa.dispatch.routes import is_lower_right, is_plain
 from autofa.dispatch.shortcut import learn_training, restride
@@ -140,25 +141,44 @@ def as_call(
 def differentiable(call: Call) -> Tensor:
     """A call that needs gradients of query, key or value."""
     query, key, value, mask, is_causal, scale, enable_gqa, lower_right = call
-    if not (query.numel() and key.numel() and value.numel()):
-        return routes.plain(query, key, value, mask, 0.0, is_causal, scale, enable_gqa)
+    if not _computes(query, key, value) or not (query.numel() and key.numel() and value.numel()):
+        return routes.plain(
+            query, key, value, _bias(call), 0.0, is_causal and not lower_right, scale, enable_gqa
+        )
     try:
         plan = gradients.plan_of(STATE.table, call)
         if plan.kernel != kernels.SDPA:
             return gradients.differentiable(plan, call)
-        learn_training(call)
+        if plan.of_its_kind:
+            learn_training(call)
     except RuntimeError as error:
         if isinstance(error, torch.OutOfMemoryError):
             raise
         log.debug("a kernel refused a call with gradients (%s); torch serves it", error)
         if not all(map(is_plain, (query, key, value))):
             return routes.plain(query, key, value, mask, 0.0, is_causal, scale, enable_gqa)
-    if lower_right:
-        # A second to import, which whoever made such a mask has spent.
-        from torch.nn.attention.bias import causal_lower_right
+    triangle = is_causal and not lower_right
+    return won(query, key, value, _bias(call), 0.0, triangle, scale, enable_gqa)
 
-        mask, is_causal = causal_lower_right(query.shape[-2], key.shape[-2]), False
-    return won(query, key, value, mask, 0.0, is_causal, scale, enable_gqa)
+
+def _bias(call: Call) -> Tensor | None:
+    """The mask of a call, a lower-right bias as torch's own function takes it."""
+    if not call.lower_right:
+        return call.mask
+    # A second to import, which whoever made such a mask has spent.
+    from torch.nn.attention.bias import causal_lower_right
+
+    bias: Tensor = causal_lower_right(call.query.shape[-2], call.key.shape[-2])
+    return bias
+
+
+def _computes(*tensors: Tensor) -> bool:
+    """Whether these are numbers on a device of ours, and nobody records what becomes of them."""
+    return (
+        all(type(t) is Tensor or type(t) is torch.nn.Parameter for t in tensors)
+        and tensors[0].device.type in DEVICE_TYPES
+        and torch._C._len_torch_dispatch_stack() == 0
+    )
 
 
 def with_lse(
@@ -172,7 +192,18 @@ def with_lse(
     enable_gqa: bool,
 ) -> tuple[Tensor, Tensor]:
     """`attention` with `return_lse`."""
+    if _tracing():
+        if attn_mask is not None and is_causal:
+            attn_mask, is_causal = routes.both_masks(attn_mask, query, key), False
+        return gradients.by_parts(
+            Call(query, key, value, attn_mask, is_causal, scale, enable_gqa, False)
+        )
     check_kinds(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+    for name, tensor in (("query", query), ("key", key), ("value", value)):
+        if not is_plain(tensor):
+            kind = "nested tensor" if tensor.is_nested else type(tensor).__name__
+            supported = "plain tensors with return_lse"
+            raise UsageError(explain_bad(name, kind, supported, "leave return_lse"))
     if dropout_p:
         raise UsageError(
             explain_bad("dropout_p", dropout_p, "0.0 with return_lse", "leave one of them")
@@ -182,7 +213,9 @@ def with_lse(
     call = as_call(query, key, value, attn_mask, is_causal, scale, enable_gqa)
     validate(*call[:4], call.causal, enable_gqa)
     slug = forcing.forced()
-    reason = "a compiled graph" if _tracing() else STATE.off or routes.why_sdpa(*call[:4], 0.0)
+    reason = STATE.off or routes.why_sdpa(*call[:4], 0.0)
+    if not _computes(query, key, value):
+        reason = reason or "tensors that hold no numbers"
     if slug is not None and slug != BASELINE:
         if reason:
             raise forcing.not_applicable(slug, reason)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 
-RUNGS = ("measured", "seed", "default", "sdpa", "forced")
+RUNGS = ("measured", "predicted", "seed", "default", "sdpa", "forced")
 
 
 @dataclass(frozen=True)
@@ -14,11 +14,11 @@ class CandidateNote:
 
     Attributes:
         kernel: its slug.
-        status: `ok` (eligible), `refused` (its domain or the call excludes it), `stale` (measured,
+        status: `ok` (eligible), `predicted` (not measured there, its times are the model's), `refused` (its domain or the call excludes it), `stale` (measured,
             but with other sources or another library version), `not built` (faster than what
             answers, but its library is missing), or the status of its failed measurement.
         reason: why, in words; empty for `ok`.
-        time_ms, call_ms: medians of its newest measurement; None where there is none.
+        time_ms, call_ms: medians of its newest measurement, or predicted; None where there is none.
         speedup: plain SDPA's time over its own, pooled over the bucket, in the mode asked for.
     """
 
@@ -38,7 +38,8 @@ class Explanation:
         kernel: slug of the kernel that answers now.
         rung: one of `RUNGS`: of the ladder, or `forced` where a kernel was, past the ladder.
         reason: one sentence.
-        time_ms, call_ms: its measured device and call time in this bucket; None if unmeasured.
+        time_ms, call_ms: its device and call time in this bucket, measured or, on the rung
+            `predicted`, predicted; None if neither.
         candidates: what is known of every candidate that was considered, fastest first.
     """
 

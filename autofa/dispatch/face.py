@@ -123,6 +123,7 @@ def attention(
                 dropout_p == 0.0
                 and (is_causal is False or is_causal is True)
                 and (enable_gqa is False or enable_gqa is True)
+                and not (is_causal and attn_mask is not None)  # become one mask first
             )
             trains = _grad_enabled() and (
                 query.requires_grad
@@ -166,7 +167,7 @@ def attention(
             and _deterministic() is _state.deterministic
         ):
             if trains:
-                if attn_mask is None or not (is_causal or attn_mask.requires_grad):
+                if attn_mask is None or not attn_mask.requires_grad:
                     call = Call(query, key, value, attn_mask, is_causal, scale, enable_gqa, False)
                     return differentiable(call)
                 return elsewhere(query, key, value, attn_mask, 0.0, is_causal, scale, enable_gqa)

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from autofa.dispatch import routes
-from autofa.dispatch.keys import device_index, key_of
+from autofa.dispatch.keys import DEVICE_TYPES, device_index, key_of
 from autofa.dispatch.mending import mended, on_grid
 from autofa.dispatch.table import NOT_NOW, Table
 from autofa.runtime import extension, kernels
@@ -29,27 +31,29 @@ _num_threads = torch.get_num_threads
 
 @dataclass(frozen=True)
 class Plan:
-    """Who serves calls of one signature, for as long as the process lives.
-
-    No swap to a kernel that is built meanwhile: activation checkpointing runs a forward twice and
-    wants the same tensors saved.
+    """Who serves a call.
 
     Attributes:
         kernel: the id of the own kernel that computes the forward; `kernels.SDPA`: torch's route.
-        backend: whose backward takes its results, and who gives the log-sum-exp otherwise.
+        backend: whose backward takes its results, and who gives the log-sum-exp otherwise. Asked
+            anew for every call, as it hangs on strides and on what the user has switched off.
+        of_its_kind: every call of these shapes has that kernel.
     """
 
     kernel: int
     backend: Backend | None
+    of_its_kind: bool = True
 
 
 _MOST = 4096
-_plans: dict[tuple[Any, ...], Plan] = {}
+# A kernel stays for as long as the process lives, without a swap to one that is built meanwhile:
+# activation checkpointing runs a forward twice and wants the same tensors saved.
+_kernels: dict[tuple[Any, ...], int] = {}
 
 
 def forget() -> None:
     """The table has changed."""
-    _plans.clear()
+    _kernels.clear()
 
 
 class _Attention(torch.autograd.Function):
@@ -71,41 +75,25 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
-        # In grad mode: for a graph of gradients.
-        function: Any = _Once.apply if torch.is_grad_enabled() else _backward
-        return *function(grad, *ctx.saved_tensors, ctx.rest), None, None, None
-
-
-class _Once(torch.autograd.Function):
-    """The backward in a graph of gradients: torch's backends have none of their own."""
-
-    @staticmethod
-    def forward(ctx: Any, *arguments: Any) -> Any:
-        return _backward(*arguments)
-
-    @staticmethod
-    def backward(ctx: Any, *_: Tensor) -> Any:
-        raise RuntimeError(
-            "second derivative: got a graph of attention's gradients; supported: torch's composite "
-            "attention, `with torch.nn.attention.sdpa_kernel(SDPBackend.MATH)` around torch's own "
-            "scaled_dot_product_attention; use that for this call"
-        )
+        *tensors, out, lse = ctx.saved_tensors
+        backend, options = ctx.rest
+        call = Call(*tensors, *options)
+        if torch.is_grad_enabled():  # for a graph of gradients
+            found = _differentiable_backward(grad, call)
+        elif torch.is_autocast_enabled(grad.device.type):
+            with torch.autocast(grad.device.type, enabled=False):
+                found = _backward(grad, call, out, lse, backend)
+        else:
+            found = _backward(grad, call, out, lse, backend)
+        return *found, None, None, None
 
 
 def _backward(
-    grad: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    out: Tensor,
-    lse: Tensor,
-    rest: tuple[Backend, tuple[Any, ...]],
-) -> tuple[Tensor, Tensor, Tensor]:
+    grad: Tensor, call: Call, out: Tensor, lse: Tensor, backend: Backend
+) -> tuple[Tensor | None, ...]:
     """The gradients of query, key and value."""
-    backend, options = rest
     grad = on_grid(grad)
-    call, factor = normalised(Call(query, key, value, mask, *options))
+    call, factor = normalised(Call(*mended(*call[:4], call.enable_gqa), *call[4:]))
     flat = out.dim() == 3
     if flat:
         grad, out, lse = grad[None], out[None], lse[None]
@@ -113,6 +101,18 @@ def _backward(
     if factor != 1:
         dq = dq * factor
     return (dq[0], dk[0], dv[0]) if flat else (dq, dk, dv)
+
+
+def _differentiable_backward(grad: Tensor, call: Call) -> tuple[Tensor | None, ...]:
+    """By torch's composite form, which can be differentiated again and keeps all scores."""
+    query, key, value, mask, causal, scale, enable_gqa, lower_right = call
+    if lower_right:
+        mask, causal = bias_of(call), False
+    with sdpa_kernel(SDPBackend.MATH):
+        out = routes.plain(query, key, value, mask, 0.0, causal, scale, enable_gqa)
+    wanted = [t for t in call[:3] if t.requires_grad]
+    found = iter(torch.autograd.grad(out, wanted, grad, create_graph=True, allow_unused=True))
+    return tuple(next(found) if t.requires_grad else None for t in call[:3])
 
 
 # Function.apply without its questions about functorch, which the face has asked: 1 us.
@@ -138,32 +138,30 @@ def plan_of(table: Table | None, call: Call) -> Plan:
         call.lower_right,
         None if mask is None else (mask.shape, mask.dtype),
     )
-    plan = _plans.get(signature)
-    if plan is not None:
-        return plan
-    validate(query, key, value, mask, call.causal, call.enable_gqa)
-    kernel = _kernel(table, call)
-    plan = planned(kernel, call)
-    if kernel != NOT_NOW:
-        if len(_plans) >= _MOST:
-            _plans.clear()
-        _plans[signature] = plan
-    return plan
+    kernel = _kernels.get(signature)
+    if kernel is None:
+        validate(query, key, value, mask, call.causal, call.enable_gqa)
+        if sdpa_only(query, key, value, mask, call.causal, call.enable_gqa) is not None:
+            return Plan(kernels.SDPA, chosen(call), of_its_kind=False)
+        kernel = _kernel(table, call)
+        if kernel == NOT_NOW:
+            return Plan(kernels.SDPA, chosen(call), of_its_kind=False)
+        if len(_kernels) >= _MOST:
+            _kernels.clear()
+        _kernels[signature] = kernel
+    return planned(kernel, call)
 
 
 def planned(kernel: int, call: Call) -> Plan:
     """The plan of a call whose forward that kernel computes, if a backward takes its results."""
     backend = chosen(call)
-    own = kernel > kernels.SDPA and backend is not None
-    return Plan(kernel if own else kernels.SDPA, backend)
+    return Plan(kernels.SDPA if backend is None else kernel, backend)
 
 
 def _kernel(table: Table | None, call: Call) -> int:
     """The id of the kernel that the ladder gives to such a call."""
     query, key, value, mask, causal, _, enable_gqa, lower_right = call
     if table is None or not query.numel() or not value.numel():
-        return kernels.SDPA
-    if sdpa_only(query, key, value, mask, causal, enable_gqa) is not None:
         return kernels.SDPA
     problem = problem_of(query, key, value, mask, causal, enable_gqa, lower_right=lower_right)
     flags = extension.flags() | FLAG_LSE
@@ -209,33 +207,44 @@ def by_parts(call: Call) -> tuple[Tensor, Tensor]:
     if lower_right:
         mask, causal = bias_of(call), False
     out = routes.plain(query, key, value, mask, 0.0, causal, scale, enable_gqa)
-    return out, _log_sums(call, out)
+    with torch.autocast(query.device.type, enabled=False) if _autocasts(query) else nullcontext():
+        return out, _log_sums(call, out.shape[:-2])
+
+
+def _autocasts(tensor: Tensor) -> bool:
+    kind = tensor.device.type
+    return kind in DEVICE_TYPES and torch.is_autocast_enabled(kind)
 
 
 # Scores that are held at once.
 _SCORES = 1 << 24
 
 
-@torch.no_grad()
-def _log_sums(call: Call, out: Tensor) -> Tensor:
-    """(..., Nq) in f32, -inf where no key is seen; some rows at a time."""
-    query, key, scale, bias = call.query, call.key, call.scale, bias_of(call)
+def _log_sums(call: Call, leading: torch.Size) -> Tensor:
+    """(..., Nq) in f32, -inf where no key is seen; some rows at a time, in a compiled graph all."""
+    query, key, scale, bias = call.query.detach(), call.key.detach(), call.scale, bias_of(call)
     if call.enable_gqa and key.shape[-3] != query.shape[-3]:
         key = key.repeat_interleave(query.shape[-3] // key.shape[-3], -3)
     wide = torch.float64 if query.dtype == torch.float64 else torch.float32
     query, key = query.to(wide), key.to(wide).transpose(-1, -2)
     query = query * (scale if scale is not None else 1.0 / math.sqrt(max(1, query.shape[-1])))
     rows, keys = query.shape[-2], key.shape[-1]
-    step = max(1, _SCORES // max(1, math.prod(out.shape[:-2]) * keys))
-    columns = torch.arange(keys, device=query.device)
-    lse = torch.empty(out.shape[:-1], dtype=torch.float32, device=out.device)
-    for first in range(0, rows, step):
-        part = slice(first, first + step)
+
+    def part_of(first: int, part: slice) -> Tensor:
         scores = query[..., part, :] @ key
         if bias is not None:
-            scores = scores + (bias if bias.shape[-2] == 1 else bias[..., part, :])
+            own = bias.detach() if bias.shape[-2] == 1 else bias.detach()[..., part, :]
+            scores = (scores + own).masked_fill(own == -math.inf, -math.inf)
         if call.triangle:
-            own = torch.arange(first, min(first + step, rows), device=query.device)
-            scores = scores.masked_fill(columns > own[:, None], -math.inf)
-        lse[..., part] = scores.logsumexp(-1)
-    return lse
+            places = torch.arange(first, first + scores.shape[-2], device=query.device)
+            columns = torch.arange(keys, device=query.device)
+            scores = scores.masked_fill(columns > places[:, None], -math.inf)
+        return scores.logsumexp(-1).float()
+
+    if torch.compiler.is_compiling() or not isinstance(rows, int) or rows == 0:
+        lse = part_of(0, slice(None))
+    else:
+        step = max(1, _SCORES // max(1, math.prod(leading) * keys))
+        parts = [part_of(first, slice(first, first + step)) for first in range(0, rows, step)]
+        lse = torch.cat(parts, -1)
+    return lse.expand(*leading, rows)

@@ -1,18 +1,23 @@
-"""The look-up ladder: measured -> seed -> default -> sdpa. Pure: no torch, no file is touched.
+"""The look-up ladder: measured -> predicted -> seed -> default -> sdpa. Pure: no torch, no file is
+touched.
 
 `resolve` walks the rungs for one question and says which kernel answers, which faster one is still
-to be built, and why. `torch.sdpa` is displaced only by what measured faster than it, or by a
-family's default where that family's own rule vouches for it unmeasured.
+to be built, and why. `torch.sdpa` is displaced only by what measured faster than it, there or,
+beyond doubt, in buckets around, or by a family's default where that family's own rule vouches for
+it unmeasured.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 from autofa.device import DeviceKey, Limits
 from autofa.dispatch.explanation import CandidateNote, Explanation
+from autofa.dispatch.prediction import Guess, Prediction, TimeModel
 from autofa.kernels import Candidate, Registry
 from autofa.kernels.family import Domain, Variant
 from autofa.kernels.vendor import BASELINE
@@ -57,6 +62,11 @@ class Evidence:
     seeded: Callable[[Bucket], Sequence[Row]]
     buckets: tuple[Bucket, ...] = ()
     lost: str = ""
+
+    @cached_property
+    def model(self) -> TimeModel:
+        """What the measured rows say of buckets that have none."""
+        return TimeModel(self.measured, self.buckets)
 
 
 @dataclass(frozen=True)
@@ -113,13 +123,21 @@ def resolve(question: Question, evidence: Evidence, sources: Sources) -> Decisio
     """Walks the ladder. Total: the last rung always answers."""
     bucket = bucket_of(question.problem)
     notes: dict[str, CandidateNote] = {}
-    for rung, rows_of in (("measured", evidence.measured), ("seed", evidence.seeded)):
-        decision = _from_rows(rung, rows_of(bucket), question, sources, notes)
-        if decision is not None:
-            return decision
+    decision = _from_rows("measured", evidence.measured(bucket), question, sources, notes)
+    if decision is not None:
+        return decision
     reason = f"no valid measurement of bucket {bucket} on {question.device}"
     if evidence.lost:
         reason = f"{reason} ({evidence.lost})"
+    if evidence.buckets:
+        predicted = _predict(bucket, question, evidence, sources)
+        decision = _from_prediction(predicted, question, sources, notes)
+        if decision is not None:
+            return decision
+        reason = f"{reason}; nothing is predicted: {_why_unsure(predicted)}"
+    decision = _from_rows("seed", evidence.seeded(bucket), question, sources, notes)
+    if decision is not None:
+        return decision
     default = _default(question, sources, notes)
     if default is not None:
         variant, library = default
@@ -197,6 +215,80 @@ def _from_rows(
     if wanted is not None:
         reason = _meanwhile("plain SDPA", wanted)
     return _decision(rung, reason, _baseline(sources), None, wanted, notes, order)
+
+
+def _predict(
+    bucket: Bucket, question: Question, evidence: Evidence, sources: Sources
+) -> Prediction:
+    return evidence.model.predict(
+        bucket,
+        question.mode,
+        sources.registry,
+        question.limits,
+        lambda candidate: refusal(candidate, question) is None,
+        lambda row: is_valid(sources.validity(row)),
+    )
+
+
+def _why_unsure(predicted: Prediction) -> str:
+    if not predicted.guesses:
+        return predicted.why_not
+    best = predicted.guesses[0]
+    return (
+        f"{best.candidate.slug} would be {best.speedup:.2f}x plain SDPA, "
+        f"give or take {_percent(best)}"
+    )
+
+
+def _percent(guess: Guess) -> str:
+    return f"{100 * guess.doubt:.0f}%" if math.isfinite(guess.doubt) else "anything"
+
+
+def _from_prediction(
+    predicted: Prediction,
+    question: Question,
+    sources: Sources,
+    notes: dict[str, CandidateNote],
+) -> Decision | None:
+    """The answer of the time model; None where it is not sure enough."""
+    baseline, guesses = predicted.baseline, predicted.guesses
+    if baseline is None or not guesses:
+        return None
+    sure = [guess for guess in guesses if guess.faster]
+    if not sure and not guesses[0].slower:
+        return None
+    for guess in (*guesses, baseline):
+        slug = guess.candidate.slug
+        call_ms = guess.ms if question.mode == "eager" else None
+        if slug in notes and notes[slug].status not in ("stale", "predicted"):
+            continue  # it failed there
+        reason = f"from {predicted.buckets} measured buckets, give or take {_percent(guess)}"
+        notes[slug] = CandidateNote(
+            slug, "predicted", reason, guess.device_ms, call_ms, guess.speedup
+        )
+    wanted: Variant | None = None
+    for guess in sure:
+        candidate = guess.candidate
+        library = sources.library_of(candidate) if isinstance(candidate, Variant) else None
+        if notes[candidate.slug].status != "predicted":
+            continue
+        if isinstance(candidate, Variant) and library is None:
+            note = replace(
+                notes[candidate.slug], status="not built", reason="its library is missing"
+            )
+            notes[candidate.slug] = note
+            wanted = wanted or candidate
+            continue
+        reason = (
+            f"predicted {guess.speedup:.2f}x plain SDPA, give or take {_percent(guess)}, from "
+            f"{predicted.buckets} measured buckets around"
+        )
+        reason = _meanwhile(reason, wanted)
+        return _decision("predicted", reason, candidate, library, wanted, notes)
+    reason = f"predicted from {predicted.buckets} measured buckets around: nothing is faster"
+    if wanted is not None:
+        reason = _meanwhile("plain SDPA", wanted)
+    return _decision("predicted", reason, baseline.candidate, None, wanted, notes)
 
 
 def _meanwhile(reason: str, wanted: Variant | None) -> str:

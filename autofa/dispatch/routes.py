@@ -7,6 +7,7 @@ from torch import Tensor
 from torch._C._nn import scaled_dot_product_attention as sdpa  # F's own, whatever F holds now
 from torch.autograd import forward_ad
 
+from autofa.dispatch.keys import DEVICE_TYPES
 from autofa.dispatch.mending import mended
 from autofa.runtime.tensors import validate
 
@@ -102,7 +103,8 @@ def autocast(tensor: Tensor) -> Tensor:
     """A plain tensor as torch's autocast hands it to SDPA."""
     kind = tensor.device.type
     if (
-        not torch.is_autocast_enabled(kind)
+        kind not in DEVICE_TYPES
+        or not torch.is_autocast_enabled(kind)
         or not tensor.is_floating_point()
         or tensor.dtype == torch.float64
     ):

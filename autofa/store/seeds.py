@@ -71,6 +71,8 @@ def seed_text(rows: Iterable[Row]) -> str:
             lines.append(json.dumps({name: fields}, allow_nan=False))
 
     for (device, _), found in group(rows).items():
+        if said.get("device") != device:  # which makes a reader forget the rest
+            said.clear()
         for row in sorted(found, key=lambda r: (r.problem, r.provenance.created_at, r.slug)):
             fields = document(row)
             say("device", device, fields["device"])

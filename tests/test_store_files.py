@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -264,3 +266,55 @@ def test_a_lost_view_is_told_and_made_anew(filled: Path) -> None:
     assert {p.name for p in filled.parent.iterdir()} <= {
         "autofa.db", "autofa.db-wal", "autofa.db-shm",
     }  # fmt: skip
+
+
+def hold_giants(path: Path, column: str) -> list[str]:
+    """Writes 100 MB into two rows of 61; gives the kernels of the others."""
+    names = ["torch.sdpa", *(f"test.kernel-{i}" for i in range(60))]
+    fill(path, *map(make_row, names))
+    with closing(sqlite3.connect(path)) as connection, connection:
+        for name in (names[1], names[40]):
+            connection.execute(
+                f"UPDATE autofa_measurement SET {column} = ? WHERE slug = ?", ("x" * 10**8, name)
+            )
+            names.remove(name)
+    return names
+
+
+@pytest.mark.parametrize("column", ["message", "problem"])
+def test_texts_of_100_mb_do_not_slow_a_first_call(filled: Path, column: str) -> None:
+    names = hold_giants(filled, column)
+    started = time.process_time()
+    found = reader.read(filled, H200)
+    cost = time.process_time() - started
+    assert [row.slug for row in found] == names
+    if sys.version_info >= (3, 11):  # read whole, each costs 0.3 s
+        assert cost < 0.25
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="sqlite3 has no limits")
+def test_a_text_of_100_mb_that_the_view_compares_is_told_at_once(filled: Path) -> None:
+    hold_giants(filled, "status")
+    started = time.process_time()
+    with pytest.raises(StoreError, match="`autofa db export` keeps what is sound"):
+        reader.read(filled, H200)
+    assert time.process_time() - started < 0.25
+    with Repository.open(filled, write=False) as repository:
+        assert len(repository.audit().rows) == 59
+
+
+def test_a_view_without_end_does_not_hang_a_first_call(
+    filled: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with closing(sqlite3.connect(filled)) as connection, connection:
+        connection.execute("DROP VIEW autofa_dispatch")
+        connection.execute(
+            "CREATE VIEW autofa_dispatch AS WITH RECURSIVE n(i) AS"
+            " (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT m.*, n.i FROM n"
+            " JOIN autofa_measurement m ON n.i < 0"
+        )
+    monkeypatch.setattr(reader, "_MOST_SECONDS", 0.2)
+    started = time.monotonic()
+    with pytest.raises(StoreError):
+        reader.read(filled, H200)
+    assert time.monotonic() - started < 3

@@ -15,6 +15,7 @@ from autofa.settings import without_secrets
 
 if TYPE_CHECKING:  # loads SQLAlchemy, for which `--help` and `path` need not wait
     from autofa.store.exchange import Found
+    from autofa.store.rows import Row
 
 # A file of garbage is not repeated line by line.
 _MOST_SAID = 100
@@ -58,8 +59,9 @@ def check(db: str | None) -> None:
 @db.command()
 @click.argument("file", default="-")
 @click.option("--seed", is_flag=True, help="Only the best per shape, in the form of db/seed.")
+@click.option("--device", metavar="NAME", help="Only this device's.")
 @db_option
-def export(file: str, seed: bool, db: str | None) -> None:
+def export(file: str, seed: bool, device: str | None, db: str | None) -> None:
     """Write every measurement as a JSON line with its content hash, in an order of its own.
 
     FILE is - (stdout) by default.
@@ -73,8 +75,14 @@ def export(file: str, seed: bool, db: str | None) -> None:
         exchange.check_target(Path(file))
     with Repository.open(location, write=False) as repository:
         found = repository.audit()
-        rows = repository.rows(ok_only=True) if seed else []
-    lines = [seed_text(best_of(rows))] if seed else exchange.export_lines(found.rows)
+        rows: Sequence[Row] = repository.rows(ok_only=True) if seed else found.rows
+    if device is not None:
+        keys = {row.device for row in rows if device in (row.device.name, str(row.device))}
+        if not keys:
+            names = ", ".join(sorted({row.device.name for row in rows})) or "none: it is empty"
+            raise UsageError(explain_bad("--device", device, names, "name one of these"))
+        rows = [row for row in rows if row.device in keys]
+    lines = [seed_text(best_of(rows))] if seed else exchange.export_lines(rows)
     if file != "-":
         exchange.write_lines(lines, Path(file))
     else:

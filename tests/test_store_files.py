@@ -318,3 +318,27 @@ def test_a_view_without_end_does_not_hang_a_first_call(
     with pytest.raises(StoreError):
         reader.read(filled, H200)
     assert time.monotonic() - started < 3
+
+
+def test_a_trigger_in_a_file_is_never_run(filled: Path) -> None:
+    with closing(sqlite3.connect(filled)) as connection, connection:
+        connection.execute(
+            "CREATE TRIGGER evil AFTER INSERT ON autofa_measurement"
+            " BEGIN DELETE FROM autofa_measurement; END"
+        )
+    for write in (True, False):
+        with pytest.raises(StoreError, match="a trigger on autofa_measurement: 'evil'"):
+            Repository.open(filled, write=write, recover=write)
+    assert reader.read(filled, H200) == [make_row()]
+
+
+def test_a_view_in_the_place_of_a_table_is_no_database(filled: Path) -> None:
+    with closing(sqlite3.connect(filled)) as connection, connection:
+        connection.execute("ALTER TABLE autofa_provenance RENAME TO other")
+        connection.execute(
+            "CREATE VIEW autofa_provenance AS WITH RECURSIVE n(id) AS"
+            " (SELECT 1 UNION ALL SELECT id + 1 FROM n) SELECT id, '' document, '' digest FROM n"
+        )
+    for write in (True, False):
+        with pytest.raises(StoreCorruptError, match="no table autofa_provenance"):
+            Repository.open(filled, write=write)

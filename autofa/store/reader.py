@@ -247,11 +247,12 @@ def revision_of(connection: sqlite3.Connection, path: Path) -> str | None:
     """The schema's revision; None for a database without tables.
 
     Raises:
-        StoreError: it holds another program's tables and none of ours.
+        StoreError: it holds another program's tables and none of ours, or a trigger on ours.
         StoreCorruptError: our tables have no single revision, or one of them is missing.
         StoreTooNewError: a newer version wrote it.
     """
-    names = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
+    found = connection.execute("SELECT name, type, tbl_name FROM sqlite_master").fetchall()
+    names = {name for name, kind, _ in found if kind in ("table", "view")}
     if VERSION_TABLE not in names:
         if any(str(name).startswith("autofa_") for name in names):
             raise corrupt(str(path), "tables without a revision")
@@ -261,15 +262,23 @@ def revision_of(connection: sqlite3.Connection, path: Path) -> str | None:
                 explain_bad(f"database {path}", "other programs' tables", "autofa's own", do)
             )
         return None
-    lost = [table for table in TABLES if table not in names]
+    for name, kind, table in found:
+        # A trigger is code that would run as we write, and might do anything to the rows.
+        if kind == "trigger" and str(table).startswith("autofa_"):
+            do = "drop it, or name another file with --db or AUTOFA_DB"
+            got = f"a trigger on {table}: {name!a:.60}"
+            raise StoreError(explain_bad(f"database {path}", got, "tables without code", do))
+    tables = {name for name, kind, _ in found if kind == "table"}
+    lost = [table for table in TABLES if table not in tables]
     if lost:
         raise corrupt(str(path), f"no table {lost[0]}")
-    found = [value for (value,) in connection.execute(f"SELECT version_num FROM {VERSION_TABLE}")]
-    if len(found) != 1:
-        raise corrupt(str(path), f"{len(found)} revisions")
-    if is_newer(found[0]):
-        raise too_new(found[0], str(path))
-    return str(found[0])
+    revisions = connection.execute(f"SELECT version_num FROM {VERSION_TABLE} LIMIT 2").fetchall()
+    if len(revisions) != 1:
+        raise corrupt(str(path), f"{len(revisions)} revisions")
+    ((revision,),) = revisions
+    if is_newer(revision):
+        raise too_new(revision, str(path))
+    return str(revision)
 
 
 def corrupt(where: str, got: str) -> StoreCorruptError:

@@ -29,6 +29,7 @@ from autofa.settings import Settings
 from autofa.store import reader
 from autofa.store.codec import MAX_LINE, to_json
 from autofa.store.exchange import export_lines, read_database, read_export
+from autofa.store.ranking import rank
 from autofa.store.repository import Repository
 from autofa.store.rows import Row
 
@@ -110,6 +111,11 @@ def test_the_order_in_which_rows_came_decides_nothing(tmp_path: Path, seed: int)
     second = database(tmp_path, "second.db", rows)
     assert export(first) == export(second)
     assert decisions(first, HERE) == decisions(second, HERE)
+
+
+def test_rows_of_one_run_that_disagree_on_sdpa_are_ranked_in_any_order() -> None:
+    rows = [make_row("torch.flash", 0.5), make_row("torch.efficient", 0.5, baseline_call_ms=2.0)]
+    assert rank(rows, "eager", REGISTRY) == rank(rows[::-1], "eager", REGISTRY)
 
 
 POOL = [

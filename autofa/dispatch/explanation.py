@@ -14,9 +14,10 @@ class CandidateNote:
 
     Attributes:
         kernel: its slug.
-        status: `ok` (eligible), `predicted` (not measured there, its times are the model's), `refused` (its domain or the call excludes it), `stale` (measured,
-            but with other sources or another library version), `not built` (faster than what
-            answers, but its library is missing), or the status of its failed measurement.
+        status: `ok` (eligible), `predicted` (not measured there: the times are the model's),
+            `refused` (its domain or the call excludes it), `stale` (measured, but with other
+            sources or another library version), `not built` (faster than what answers, but its
+            library is missing), or the status of its failed measurement.
         reason: why, in words; empty for `ok`.
         time_ms, call_ms: medians of its newest measurement, or predicted; None where there is none.
         speedup: plain SDPA's time over its own, pooled over the bucket, in the mode asked for.

@@ -1,0 +1,178 @@
+"""How long a kernel takes where it was not measured. Pure: no torch, no numpy.
+
+A candidate's law has three terms, fitted to this device's rows of it in the nearest buckets:
+
+    device time = launch + compute * work + memory * bytes          (all three at least 0)
+
+`work` counts the multiply-adds of whole tiles on the unit that has most of them, so padding, waves
+and tails are in it. By how much the law misses the buckets that it is fitted to corrects, the
+nearest first, what it says of others. How far it is believed is for `prediction.py` to find.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from autofa.device import Limits
+from autofa.kernels import Candidate
+from autofa.kernels.family import Variant
+from autofa.problem import Bucket, Problem
+from autofa.store.rows import Row
+
+Terms = tuple[float, float, float]
+
+# Rows and keys of a tile of a kernel that does not say.
+_TILE = {"cuda": (128, 128), "cpu": (16, 64)}
+# What differences of kind count for, in octaves of size. The half-precision dtypes run at one rate
+# on a GPU.
+_OTHER_DTYPE = 0.5
+_OTHER_MASK = 2.0
+_HEAD_DIM_OCTAVE = 3.0
+# A neighbour's say falls with the square of its distance; the nearest has no infinite one.
+_NEAR = 0.3
+# Fused backends of SDPA end at this head dim; beyond it another kernel answers.
+_WIDEST_FUSED = 256
+
+
+def sizes(bucket: Bucket) -> tuple[float, float, float]:
+    """Heads of all batches, queries and keys, in octaves."""
+    heads = math.log2(bucket.batch * bucket.heads_q)
+    return heads, math.log2(bucket.seqlen_q), math.log2(bucket.seqlen_k)
+
+
+def distance(one: Bucket, other: Bucket) -> float:
+    """How far apart two buckets are, in octaves; infinite where one tells nothing of the other."""
+    if _kind(one) != _kind(other):
+        return math.inf
+    found = math.fsum(abs(a - b) for a, b in zip(sizes(one), sizes(other), strict=True))
+    found += _HEAD_DIM_OCTAVE * abs(math.log2(one.head_dim / other.head_dim))
+    found += _OTHER_MASK * (one.mask != other.mask)
+    return found + _OTHER_DTYPE * (one.dtype != other.dtype)
+
+
+def _kind(bucket: Bucket) -> tuple[object, ...]:
+    b = bucket
+    fused = b.device == "cpu" or max(b.head_dim, b.head_dim_v) <= _WIDEST_FUSED
+    dtype = "half" if b.device == "cuda" and b.dtype != "f32" else b.dtype
+    # SDPA has other backends for causal masks where the lengths differ.
+    mask = "none or causal" if b.mask == "none" else b.mask
+    if b.mask == "causal" and b.seqlen_q == b.seqlen_k:
+        mask = "none or causal"
+    wider = b.head_dim_v / b.head_dim
+    return b.device, dtype, mask, b.heads_q // b.heads_kv, wider, fused
+
+
+def nearness(far: float) -> float:
+    """The weight of a sample at that distance."""
+    return 1.0 / (_NEAR + far) ** 2
+
+
+def terms(candidate: Candidate, problem: Problem, limits: Limits) -> Terms:
+    """What the coefficients are multiplied by: 1, work (1e12), bytes (1e9).
+
+    Work is that of the unit with the most tiles, times the units. How many tiles a unit holds at
+    once does not matter: counting waves of units x resident tiles instead doubled the errors of
+    laws on an H200, since what is resident shares the unit.
+    """
+    p = problem
+    rows, keys = _TILE[p.device]
+    if isinstance(candidate, Variant):
+        params = candidate.params
+        rows = getattr(params, "block_m", getattr(params, "block_q", rows))
+        keys = getattr(params, "block_n", getattr(params, "block_k", keys))
+    units = max(1, limits.units)
+    tiles = p.batch * p.heads_q * -(-p.seqlen_q // rows)
+    padded = -(-tiles // units) * units * rows
+    width = float(-(-p.seqlen_k // keys) * keys)
+    if p.causal:
+        # Keys that a row sees, on average, and half a tile for the one that the diagonal cuts.
+        seen = p.seqlen_k / 2 if p.seqlen_q >= p.seqlen_k else p.seqlen_q / 2
+        if p.mask == "causal" and p.seqlen_q > p.seqlen_k:
+            seen = p.seqlen_k * (1 - p.seqlen_k / p.seqlen_q / 2)
+        elif p.mask != "causal" and p.seqlen_q < p.seqlen_k:
+            seen = p.seqlen_k - p.seqlen_q / 2
+        width = min(width, seen + keys / 2)
+    return 1.0, 2e-12 * padded * width * (p.head_dim + p.head_dim_v), 1e-9 * p.bytes
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One candidate in one bucket: what its law is fitted to.
+
+    Attributes:
+        bucket: the number of its bucket among those that were measured.
+        terms: of the shape that was measured.
+        device_ms: its device time, free of how clocks differed between runs.
+        row: the measurement that it is.
+        speedups: by mode, plain SDPA's time over its own, in one run.
+    """
+
+    bucket: int
+    terms: Terms
+    device_ms: float
+    row: Row
+    speedups: dict[str, float]
+
+
+def device_ms(samples: Sequence[Sample], weights: Sequence[float], at: Terms) -> float:
+    """The time where the terms are `at`, by the law of samples of these weights there."""
+    a, b, c = fit(samples, weights)
+    missed = total = 0.0
+    for sample, weight in zip(samples, weights, strict=True):
+        one, work, size = sample.terms
+        missed += weight * math.log(sample.device_ms / (a * one + b * work + c * size))
+        total += weight
+    return (a * at[0] + b * at[1] + c * at[2]) * math.exp(missed / total)
+
+
+def fit(samples: Sequence[Sample], weights: Sequence[float]) -> Terms:
+    """launch, compute, memory: the least squares of relative errors, with fewer terms than samples
+    and none below 0."""
+    matrix = [[0.0] * 3 for _ in range(3)]
+    right = [0.0] * 3
+    for sample, weight in zip(samples, weights, strict=True):
+        point = [term / sample.device_ms for term in sample.terms]
+        for i, value in enumerate(point):
+            value *= weight
+            right[i] += value
+            row = matrix[i]
+            for j in range(i + 1):
+                row[j] += value * point[j]
+    used = [1, 0, 2][: max(1, len(samples) - 1)]  # in order of what they explain
+    while True:
+        found = _solve(
+            [[matrix[max(i, j)][min(i, j)] for j in used] for i in used],
+            [right[i] for i in used],
+        )
+        if found is not None and min(found) >= 0.0:
+            break
+        # Without the term that the samples want least, or do not tell from the others.
+        used.pop(found.index(min(found)) if found is not None else -1)
+    law = [0.0, 0.0, 0.0]
+    for index, value in zip(used, found, strict=True):
+        law[index] = value
+    return law[0], law[1], law[2]
+
+
+def _solve(matrix: list[list[float]], right: list[float]) -> list[float] | None:
+    """Gauss on the scaled matrix, which is symmetric; None where it is singular."""
+    size = len(right)
+    scale = [1.0 / math.sqrt(matrix[i][i]) for i in range(size)]
+    rows = [
+        [matrix[i][j] * scale[i] * scale[j] for j in range(size)] + [right[i] * scale[i]]
+        for i in range(size)
+    ]
+    for i in range(size):
+        if rows[i][i] < 1e-9:
+            return None
+        for r in range(i + 1, size):
+            factor = rows[r][i] / rows[i][i]
+            for column in range(i, size + 1):
+                rows[r][column] -= factor * rows[i][column]
+    found = [0.0] * size
+    for i in range(size - 1, -1, -1):
+        known = sum(rows[i][j] * found[j] for j in range(i + 1, size))
+        found[i] = (rows[i][size] - known) / rows[i][i]
+    return [value * scale[i] for i, value in enumerate(found)]

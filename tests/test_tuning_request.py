@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -13,7 +11,8 @@ from hypothesis import strategies as st
 
 from autofa.errors import DTypeError, UsageError
 from autofa.problem import bucket_of, check
-from autofa.tuning.profiles import PROFILE_NAMES, find_profile
+from autofa.tuning.profile_files import find_profile
+from autofa.tuning.profiles import PROFILE_NAMES
 from autofa.tuning.request import DEFAULT_TRIALS, TuneRequest, make_request, parse_budget
 
 
@@ -113,43 +112,3 @@ def test_the_smaller_profiles_are_in_the_larger_ones() -> None:
     for device in ("cpu", "cuda"):
         quick, default, full = (find_profile(name, device).problems for name in PROFILE_NAMES)
         assert set(quick) <= set(default) <= set(full)
-
-
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="tomllib came with Python 3.11")
-def test_a_profile_from_a_file(tmp_path: Path) -> None:
-    path = tmp_path / "mine.toml"
-    path.write_text(
-        'trials = 5\n[[group]]\nshapes = ["1,8,100,64"]\nmasks = ["causal"]\n'
-        '[[group]]\nshapes = ["2,8/2,64,64"]\ndtypes = ["bf16", "float32"]\n'
-    )
-    found = request(str(path))
-    assert found.trials == 5
-    assert [(p.shape, p.dtype, p.mask) for p in found.problems] == [
-        ("1,8,100,64", "f32", "causal"),
-        ("2,8/2,64,64", "bf16", "none"),
-        ("2,8/2,64,64", "bf16", "causal"),
-        ("2,8/2,64,64", "f32", "none"),
-        ("2,8/2,64,64", "f32", "causal"),
-    ]
-
-
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="tomllib came with Python 3.11")
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "group = 3",
-        "[[group]]\nshapes = []",
-        "[[group]]\nshapes = [1]",
-        '[[group]]\nshapes = ["1,8,64"]',
-        '[[group]]\nshapes = ["1,8,64,64"]\nmasks = ["odd"]',
-        '[[group]]\nshapes = ["1,8,64,64"]\ncolour = "red"',
-        'trials = 0\n[[group]]\nshapes = ["1,8,64,64"]',
-        "[[group",
-    ],
-)
-def test_a_malformed_profile_file_is_a_usage_error(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "bad.toml"
-    path.write_text(text)
-    with pytest.raises(UsageError, match="got"):
-        request(str(path))

@@ -1,25 +1,16 @@
-"""Which problems a tune measures: the built-in profiles as data, and profiles from TOML files.
+"""Which problems a tune measures: the built-in profiles as data. profile_files.py reads others.
 
 Within a profile, problems stand in order of importance: a tune with a budget starts at the top.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from difflib import get_close_matches
-from pathlib import Path
 
 from autofa.errors import UsageError, explain_bad
-from autofa.problem import (
-    EXPLICIT_MASKS,
-    MASKS,
-    Problem,
-    nearest_power_of_two,
-    parse_dtype,
-    parse_shape,
-)
+from autofa.problem import EXPLICIT_MASKS, Problem, nearest_power_of_two, parse_shape
 
 DENSE = ("none",)
 CAUSAL = ("causal",)
@@ -174,72 +165,14 @@ _BUILT_IN = {
 PROFILE_NAMES = ("quick", "default", "full")
 
 
-def find_profile(name: str, device: str) -> Profile:
-    """The built-in profile of that name for `cuda` or `cpu`, or the one in the file `name`.
+def built_in(name: str, device: str) -> Profile:
+    """The profile of that name for `cuda` or `cpu`.
 
     Raises:
-        UsageError: there is neither, or the file is not a profile.
+        UsageError: there is none.
     """
     if name in PROFILE_NAMES:
         return _BUILT_IN[device, name]
-    if name.endswith(".toml"):
-        return _from_file(Path(name).expanduser(), device)
     near = get_close_matches(name, PROFILE_NAMES, n=1)
     do = f"did you mean {near[0]}?" if near else "choose one of these"
     raise UsageError(explain_bad("profile", name, ", ".join(PROFILE_NAMES) + ", FILE.toml", do))
-
-
-_FILE_FORM = '[[group]] tables with shapes = ["1,8,1024,64"], and dtypes, masks where wanted'
-
-
-def _toml(text: str) -> dict[str, object]:
-    if sys.version_info >= (3, 11):
-        import tomllib
-
-        return tomllib.loads(text)
-    do = "use Python 3.11 or newer, or name the shapes with --shape"
-    raise UsageError(explain_bad("profile", "a TOML file", ", ".join(PROFILE_NAMES), do))
-
-
-def _from_file(path: Path, device: str) -> Profile:
-    try:
-        document = _toml(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        do = f"check the path ({error.strerror})"
-        raise UsageError(explain_bad("profile", str(path), "a readable file", do)) from None
-    except UsageError:
-        raise
-    except ValueError as error:
-        raise UsageError(
-            explain_bad("profile", str(path), f"TOML: {_FILE_FORM}", f"mend it ({error})")
-        ) from None
-    tables = document.get("group")
-    trials = document.get("trials", _BUILT_IN[device, "default"].trials)
-    if not isinstance(tables, list) or not tables or set(document) - {"group", "trials"}:
-        raise UsageError(explain_bad("profile", str(path), _FILE_FORM, "mend the file"))
-    if not isinstance(trials, int) or isinstance(trials, bool) or trials < 1:
-        do = "set it to the candidates to try per bucket"
-        raise UsageError(explain_bad(f"{path}: trials", trials, "a whole number >= 1", do))
-    groups = tuple(_group(table, str(path), device) for table in tables)
-    profile = Profile(path.stem, device, trials, groups)
-    _ = profile.problems  # malformed shapes and dtypes are refused here, not later
-    return profile
-
-
-def _group(table: object, path: str, device: str) -> Group:
-    bad = UsageError(explain_bad(f"{path}: group", table, _FILE_FORM, "mend the table"))
-    if not isinstance(table, dict) or set(table) - {"shapes", "dtypes", "masks"}:
-        raise bad
-    default = Group((), ("f16",) if device == "cuda" else ("f32",), BOTH)
-    lists = []
-    for name in ("shapes", "dtypes", "masks"):
-        value = table.get(name, list(getattr(default, name)))
-        if not isinstance(value, list) or not value or not all(isinstance(v, str) for v in value):
-            raise bad
-        lists.append(tuple(value))
-    shapes, dtypes, masks = lists
-    for mask in masks:
-        if mask not in MASKS:
-            do = "choose one of these"
-            raise UsageError(explain_bad(f"{path}: mask", mask, ", ".join(MASKS), do))
-    return replace(default, shapes=shapes, dtypes=tuple(map(parse_dtype, dtypes)), masks=masks)

@@ -11,7 +11,7 @@ from autofa.errors import UsageError, explain_bad
 from autofa.kernels import REGISTRY, Registry
 from autofa.problem import Problem, check, parse_dtype, parse_shape
 from autofa.settings import Settings, database
-from autofa.tuning.profiles import find_profile
+from autofa.tuning.profile_files import find_profile
 
 MODES = ("eager", "graph")
 DEFAULT_PROFILE = "default"

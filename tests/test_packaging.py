@@ -43,7 +43,7 @@ def test_the_version_is_stated_once() -> None:
 def test_what_is_installed_meets_the_declared_bounds() -> None:
     pyproject = (ROOT / "pyproject.toml").read_text()
     declared = pyproject.split("\ndependencies = [")[1].split("]")[0]
-    bounds = re.findall(r'"([\w-]+)>=([\d.]+)', declared)
+    bounds = re.findall(r'"([\w-]+)>=([\d.]+)[^;"]*"', declared)
     assert len(bounds) == 10
     for name, bound in bounds:
         found = re.findall(r"\d+", metadata.version(name))

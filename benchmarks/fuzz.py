@@ -179,6 +179,8 @@ def _try(slug: str, call: Call, truth: Truth, times: int, with_lse: bool) -> str
                     out = _attend(call)
                 else:
                     out, lse = _attend(call, return_lse=True)
+            if out.is_cuda:
+                torch.cuda.synchronize()  # or an error shows in the comparison
         except NotApplicableError:
             if candidate is None or slug == BASELINE:
                 return "refused a valid call"

@@ -56,6 +56,15 @@ def on_grid(tensor: Tensor) -> Tensor:
     return tensor
 
 
+def _cast(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """Cast without what an expanded mask repeats."""
+    once = mask
+    for dim in range(mask.dim()):
+        if mask.stride(dim) == 0:
+            once = once.narrow(dim, 0, min(1, mask.shape[dim]))
+    return once.to(dtype).expand(mask.shape)
+
+
 def mended(
     query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, enable_gqa: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
@@ -64,13 +73,18 @@ def mended(
     Matrices whose rows begin within one another are none to BLAS: on CPU, queries with overlapping
     rows, and in bf16 a key expanded along the length, gave other values. A mask in f32 is read as
     f64 where the query is f64, past its end. A mask with dims that only the value has raises, and
-    empty results have the query's dims instead of the broadcast ones. On CUDA see `off_grid`.
+    empty results have the query's dims instead of the broadcast ones. On CUDA (2.11, an H200) a
+    mask in f32 with a query of 16 bits gave NaN; see also `off_grid`.
     """
     query, key, value = on_grid(query), on_grid(key), on_grid(value)
     if not (query.is_contiguous() and key.is_contiguous() and value.is_contiguous()):
         query, key, value = _apart(query), _apart(key), _apart(value)
-    if attn_mask is not None and attn_mask.dtype == torch.float32:
-        attn_mask = attn_mask.double() if query.dtype == torch.float64 else attn_mask
+    if (
+        attn_mask is not None
+        and attn_mask.dtype == torch.float32
+        and (query.dtype == torch.float64 or (query.is_cuda and query.dtype != torch.float32))
+    ):
+        attn_mask = _cast(attn_mask, query.dtype)
     if (
         not (query.shape[:-2] == key.shape[:-2] == value.shape[:-2])
         and not enable_gqa

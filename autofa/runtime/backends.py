@@ -99,7 +99,8 @@ def bias_of(call: Call) -> Tensor | None:
         mask = mask.tril_(keys - rows)
     if mask is not None and mask.dtype == torch.bool:
         mask = torch.zeros_like(mask, dtype=call.query.dtype).masked_fill_(~mask, -math.inf)
-    return mask.unsqueeze(0) if mask is not None and mask.dim() == 3 else mask
+    per_head = mask is not None and mask.dim() == 3 and call.query.dim() == 4
+    return mask.unsqueeze(0) if mask is not None and per_head else mask
 
 
 def _blind(out: Tensor, bias: Tensor | None) -> Tensor | None:

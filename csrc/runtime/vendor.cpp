@@ -233,16 +233,17 @@ void make_scale_positive(Call& call) {
 
 // What else torch's kernels answer wrongly (seen with 2.13 on CPU): queries whose rows overlap in
 // memory, in bf16 also one key expanded along the length; and a mask in f32, which they read as f64
-// where the query is f64; on CUDA (2.11) tensors that are off the grid. autofa/dispatch/mending.py
-// does the same for calls that come by Python.
+// where the query is f64; on CUDA (2.11) tensors that are off the grid, and masks in f32 with a
+// query of 16 bits. autofa/dispatch/mending.py does the same for calls that come by Python.
 void mend(Call& call) {
   for (Tensor* tensor : {&call.q, &call.k, &call.v}) {
     if (rows_overlap(*tensor) || (call.on_cuda() && off_grid(*tensor))) {
       copy(*tensor, tensor->dtype);
     }
   }
-  if (call.has_mask && call.q.dtype == codes.f64 && call.mask.dtype == codes.f32) {
-    copy(call.mask, codes.f64);
+  const bool narrow = call.on_cuda() && call.q.dtype != codes.f32;
+  if (call.has_mask && call.mask.dtype == codes.f32 && (narrow || call.q.dtype == codes.f64)) {
+    copy(call.mask, call.q.dtype);
   }
 }
 

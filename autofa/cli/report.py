@@ -6,6 +6,7 @@ import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -15,7 +16,7 @@ from autofa.cli.options import database_of, db_option, format_option, mode_optio
 from autofa.device import DeviceKey, cpu_key
 from autofa.errors import StoreUnwritableError, ToolchainError, UsageError, explain_bad
 from autofa.kernels import REGISTRY
-from autofa.problem import MASKS, Problem, parse_shape
+from autofa.problem import MASKS, Problem, bucket_of, parse_shape
 from autofa.reporting.leaderboard import leaderboard, stale_count
 from autofa.reporting.tables import fit, render
 from autofa.runtime.presence import cuda_driver, torch_version
@@ -23,6 +24,9 @@ from autofa.settings import Settings
 from autofa.store.ranking import validity
 from autofa.store.repository import Repository
 from autofa.store.rows import Provenance
+
+if TYPE_CHECKING:
+    from autofa.reporting.regret import Regret
 
 
 def _chosen(named: str | None, stored: list[DeviceKey]) -> list[DeviceKey]:
@@ -86,6 +90,9 @@ def _problems(shape: str | None, kind: str) -> list[Problem]:
 @mode_option
 @click.option("--top", type=click.IntRange(min=1), help="At most this many kernels per shape.")
 @click.option("--all", "everything", is_flag=True, help="Failed and outdated measurements too.")
+@click.option(
+    "--regret", is_flag=True, help="What not tuning costs: each bucket chosen for without its rows."
+)
 @format_option()
 @click.option("--output", type=click.Path(dir_okay=False, path_type=Path), help="Write it there.")
 @db_option
@@ -95,6 +102,7 @@ def report(
     mode: str,
     top: int | None,
     everything: bool,
+    regret: bool,
     form: str,
     output: Path | None,
     db: str | None,
@@ -102,8 +110,13 @@ def report(
     """Print the leaderboard: per shape, every kernel measured, best first."""
     settings = read_settings()
     _problems(shape, "cpu")  # a malformed shape is found before the database is opened
+    if regret and (top is not None or everything):
+        got = "--top" if top is not None else "--all"
+        do = "leave it out: --regret compares choices, it lists no kernels"
+        raise UsageError(explain_bad("--regret", f"it with {got}", "it without", do))
     entries = []
     stale = 0
+    losses: list[Regret] = []
     with Repository.open(database_of(settings, db), write=False) as repository:
         for key in _chosen(device, repository.devices()):
             rows = repository.rows(device=key)
@@ -113,6 +126,12 @@ def report(
                 fingerprint_of=compiler.fingerprint,
                 today=_today(key, settings),
             )
+            if regret:
+                from autofa.reporting.regret import regrets
+
+                buckets = [bucket_of(problem) for problem in _problems(shape, key.kind)]
+                losses += regrets(rows, mode, REGISTRY, holds, buckets)
+                continue
             entries += leaderboard(
                 rows,
                 mode,
@@ -123,7 +142,12 @@ def report(
                 problems=_problems(shape, key.kind),
             )
             stale += 0 if everything else stale_count(rows, holds)
-    text = render(entries, form, mode=mode, stale=stale)
+    if regret:
+        from autofa.reporting.regret import render_regret
+
+        text = render_regret(losses, form)
+    else:
+        text = render(entries, form, mode=mode, stale=stale)
     if output is None:
         click.echo(fit(text, sys.stdout.encoding), nl=False)
         return

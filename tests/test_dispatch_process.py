@@ -124,10 +124,13 @@ def buckets() -> list[Problem]:
     return [problem(shape, mask) for shape in shapes for mask in ("none", "causal")]
 
 
-def test_the_first_call_with_a_tuned_database() -> None:
+@pytest.mark.parametrize("rung", ["measured", "predicted"])
+def test_the_first_call_with_a_tuned_database(rung: str) -> None:
     """At most 0.1 s over SDPA's first, in CPU time, since this machine may be busy."""
     built(flash())
-    rows = [made for shape in [*buckets(), SHAPE] for made in tuned(shape)]
+    around = [problem(f"{b},2,{n},16") for b in (1, 2, 4) for n in (16, 64, 128)]
+    measured = [SHAPE] if rung == "measured" else around
+    rows = [made for shape in [*buckets(), *measured] for made in tuned(shape)]
     for shape in buckets():  # what a tune leaves: a dozen candidates per bucket
         rows += [row("torch.flash", shape, 0.9 + i / 100, run=f"r{i}") for i in range(10)]
     store(rows)
@@ -141,6 +144,7 @@ def test_the_first_call_with_a_tuned_database() -> None:
         "seconds = time.process_time() - start\n"
         "from autofa.runtime import extension\n"
         "assert extension.counters()['own'] == 1\n"
+        f"assert autofa.explain(q, k, v).rung == '{rung}'\n"
         "print(seconds)\n"
     )
     seconds = sorted(float(run(code).stdout) for _ in range(2))

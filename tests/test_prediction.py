@@ -1,0 +1,312 @@
+"""The rung `predicted`, on made-up devices whose law is known: what is found, and what refused."""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from store_samples import H200, make_row
+
+from autofa.device import DeviceKey, limits_of
+from autofa.dispatch.ladder import Decision, Evidence, Question, Sources, resolve
+from autofa.dispatch.time_model import Sample, distance, fit, terms
+from autofa.kernels import REGISTRY, Candidate
+from autofa.kernels.family import Variant
+from autofa.kernels.vendor import BASELINE
+from autofa.problem import Bucket, Problem, bucket_of, parse_shape
+from autofa.store.rows import Row
+
+CPU = DeviceKey("cpu", "Test CPU", "x86-64-v4", 8)
+LENGTHS = (128, 512, 2048, 8192)
+# Per kernel: launch in ms, ms per 1e12 of work, ms per GB, and ms of the host.
+LAWS: dict[str, tuple[float, float, float, float]] = {
+    BASELINE: (0.008, 1.6, 0.25, 0.025),
+    "torch.flash": (0.007, 2.4, 0.25, 0.02),
+    "mma.split_q-d64-m128n64-w4-s2-f32-bf16-none": (0.004, 1.9, 0.25, 0.008),
+    "mma.split_q-d64-m64n64-w4-s2-f32-bf16-none": (0.003, 2.2, 0.25, 0.008),
+    "mma.share_kv-d64-m64n32-w4-s2-f32-bf16-none": (0.003, 3.2, 0.25, 0.008),
+}
+
+
+def call(shape: str, dtype: str = "bf16", mask: str = "none", device: str = "cuda") -> Problem:
+    return parse_shape(shape, dtype=dtype, mask=mask, device=device)
+
+
+def millis(slug: str, problem: Problem, device: DeviceKey = H200) -> tuple[float, float]:
+    """Device and call time on the made-up device."""
+    launch, compute, memory, host = LAWS[slug]
+    candidate: Candidate = REGISTRY.candidate(slug)
+    one, work, size = terms(candidate, problem, limits_of(device))
+    took = launch * one + compute * work + memory * size
+    return took, max(took, host)
+
+
+def tuned(problems: Iterable[Problem], noise: float = 0.0, seed: int = 0) -> list[Row]:
+    draw = random.Random(seed)
+    rows = []
+    for problem in problems:
+        base = millis(BASELINE, problem)
+        for slug in LAWS:
+            factor = math.exp(draw.gauss(0.0, noise)) if slug != BASELINE else 1.0
+            took, called = (value * factor for value in millis(slug, problem))
+            rows.append(
+                make_row(
+                    slug, took, problem=problem, call_ms=called,
+                    baseline_time_ms=base[0], baseline_call_ms=base[1],
+                    fingerprint="torch==2.13" if slug.startswith("torch") else "0" * 32,
+                )
+            )  # fmt: skip
+    return rows
+
+
+GRID = [call(f"{b},16,{n},64") for b in (1, 8) for n in LENGTHS]
+
+
+def ask(
+    rows: Sequence[Row],
+    problem: Problem,
+    *,
+    validity: Callable[[Row], str] = lambda row: "valid",
+    missing: Callable[[Variant], bool] = lambda variant: False,
+    seeds: Sequence[Row] = (),
+    device: DeviceKey = H200,
+    **question: object,
+) -> Decision:
+    by: dict[Bucket, list[Row]] = {}
+    for row in rows:
+        by.setdefault(row.bucket, []).append(row)
+    evidence = Evidence(
+        lambda bucket: by.get(bucket, ()),
+        lambda bucket: [row for row in seeds if row.bucket == bucket],
+        tuple(by),
+    )
+    sources = Sources(REGISTRY, validity, lambda v: None if missing(v) else Path(v.slug))
+    return resolve(
+        Question(problem, device, limits_of(device), **question),  # type: ignore[arg-type]
+        evidence,
+        sources,
+    )
+
+
+UNTUNED = [call(f"{b},16,{n},64") for b in (2, 4) for n in (256, 1024, 4096)]
+
+
+def best(problem: Problem, mode: str) -> str:
+    return min(LAWS, key=lambda slug: (millis(slug, problem)[mode == "eager"], slug != BASELINE))
+
+
+@pytest.mark.parametrize("mode", ["eager", "graph"])
+@pytest.mark.parametrize("problem", UNTUNED, ids=lambda p: p.shape)
+def test_finds_what_is_fastest_by_the_law(problem: Problem, mode: str) -> None:
+    found = ask(tuned(GRID, noise=0.005), problem, mode=mode).explanation
+    index = mode == "eager"
+    took, least = millis(found.kernel, problem)[index], millis(best(problem, mode), problem)[index]
+    assert took <= 1.04 * least or found.kernel == BASELINE
+    if millis(BASELINE, problem)[index] > 1.3 * least:
+        assert found.kernel != BASELINE
+        assert found.rung == "predicted"
+        assert found.time_ms == pytest.approx(millis(found.kernel, problem)[0], rel=0.1)
+        assert (found.call_ms is None) == (mode == "graph")
+
+
+def test_both_answers_occur_and_say_why() -> None:
+    short = ask(tuned(GRID), call("4,16,256,64")).explanation
+    assert short.kernel.startswith("mma.")
+    assert "plain SDPA, give or take" in short.reason
+    assert "measured buckets around" in short.reason
+    long = ask(tuned(GRID), call("4,16,4096,64")).explanation
+    assert (long.kernel, long.rung) == (BASELINE, "predicted")
+    assert "nothing is faster" in long.reason
+    notes = {note.kernel: note for note in long.candidates}
+    assert notes[BASELINE].status == "predicted"
+    slower = notes["mma.split_q-d64-m128n64-w4-s2-f32-bf16-none"]
+    assert slower.speedup is not None
+    assert slower.speedup < 1
+
+
+def test_a_measurement_comes_first() -> None:
+    problem = call("4,16,256,64")
+    rows = [make_row(problem=problem), make_row("torch.flash", 0.5, problem=problem)]
+    found = ask([*tuned(GRID), *rows], problem).explanation
+    assert (found.kernel, found.rung) == ("torch.flash", "measured")
+
+
+def test_a_seed_answers_only_where_nothing_is_predicted() -> None:
+    problem = call("4,16,256,64")
+    seeds = [make_row(problem=problem), make_row("torch.flash", 0.5, problem=problem)]
+    assert ask(tuned(GRID), problem, seeds=seeds).explanation.rung == "predicted"
+    assert ask(tuned(GRID[:2]), problem, seeds=seeds).explanation.rung == "seed"
+
+
+@pytest.mark.parametrize(
+    ("problem", "reason"),
+    [
+        (call("4,16,256,64", "f32"), "near enough"),
+        (call("4,16/4,256,64"), "near enough"),
+        (call("4,16,256,512"), "near enough"),
+        (call("4,16,256,64", mask="bool"), "near enough"),
+        (call("4,16,256/1024,64", mask="causal"), "near enough"),
+        (call("4,16,1/1024,64"), "octaves beyond"),
+        (call("4096,64,256,64"), "octaves beyond"),
+        (call("1,16,4,64"), "octaves beyond"),
+    ],
+    ids=str,
+)
+def test_what_is_unlike_all_that_was_measured_is_refused(problem: Problem, reason: str) -> None:
+    found = ask(tuned(GRID), problem).explanation
+    assert found.kernel == BASELINE
+    assert found.rung != "predicted"
+    assert reason in found.reason
+
+
+def test_few_buckets_are_refused() -> None:
+    found = ask(tuned(GRID[:2]), call("1,16,256,64")).explanation
+    assert found.rung != "predicted"
+    assert "nothing is predicted: fewer than 3 buckets" in found.reason
+
+
+def test_contradictory_measurements_are_refused() -> None:
+    shaken = [ask(tuned(GRID, 0.7, seed), call("2,16,1024,64")).explanation for seed in range(20)]
+    assert all(found.kernel == BASELINE for found in shaken)
+    unsure = [found for found in shaken if found.rung != "predicted"]
+    assert unsure
+    assert "give or take" in unsure[0].reason
+
+
+def test_what_is_within_the_doubt_does_not_displace_sdpa() -> None:
+    """A kernel as fast as SDPA but for 3 % of noise."""
+    for seed in range(20):
+        draw = random.Random(seed)
+        rows = []
+        for problem in GRID:
+            for slug in (BASELINE, "torch.flash"):
+                ms = millis(BASELINE, problem)[0]
+                shaken = ms * math.exp(draw.gauss(0, 0.03)) if slug != BASELINE else ms
+                rows.append(make_row(slug, shaken, problem=problem, baseline_time_ms=ms,
+                                     baseline_call_ms=ms))  # fmt: skip
+        found = ask(rows, call("2,16,1024,64")).explanation
+        assert found.kernel == BASELINE, (seed, found.reason)
+
+
+def test_rows_that_no_longer_hold_are_not_learnt_from() -> None:
+    problem = call("4,16,256,64")
+
+    def stale(row: Row) -> str:
+        return "valid" if row.slug.startswith("torch") else "its source has changed"
+
+    assert not ask(tuned(GRID), problem, validity=stale).explanation.kernel.startswith("mma")
+    nothing = ask(tuned(GRID), problem, validity=lambda row: "another version").explanation
+    assert nothing.rung == "sdpa"
+
+
+def test_a_kernel_that_may_not_answer_is_not_predicted() -> None:
+    found = ask(tuned(GRID), call("4,16,256,64"), aligned=False).explanation
+    assert not found.kernel.startswith("mma")
+
+
+def test_a_missing_library_is_wanted_and_the_next_best_answers() -> None:
+    problem = call("4,16,256,64")
+    first = ask(tuned(GRID), problem).explanation.kernel
+    found = ask(tuned(GRID), problem, missing=lambda v: v.slug == first)
+    assert found.wanted is not None
+    assert found.wanted.slug == first
+    assert found.candidate.slug not in (first, BASELINE)
+    assert f"{first} is faster, but not built yet" in found.explanation.reason
+    notes = {note.kernel: note.status for note in found.explanation.candidates}
+    assert notes[first] == "not built"
+
+
+def test_other_half_precision_dtype_and_head_dims_inform() -> None:
+    rows = tuned(GRID)
+    other = ask(rows, call("4,16,256,64", "f16")).explanation
+    assert (other.rung, other.kernel.endswith("f16-none")) == ("predicted", True)
+    wide = ask(rows, call("4,16,4096,80")).explanation
+    assert (wide.kernel, wide.rung) == (BASELINE, "predicted")
+
+
+def test_neither_order_nor_repetition_changes_the_answer() -> None:
+    rows = tuned(GRID, 0.01)
+    answers = set()
+    for seed in range(5):
+        random.Random(seed).shuffle(rows)
+        answers |= {ask(rows, problem).explanation for problem in UNTUNED[:2]}
+    assert len(answers) == 2
+
+
+def test_host_time_is_not_a_devices() -> None:
+    """On a CPU a call is its work: no floor under short calls is made of long ones."""
+    law = {BASELINE: 1.0, "torch.unfused": 0.5}
+    problems = [call(f"{b},8,{n},64", "f32", device="cpu") for b in (1, 4) for n in (64, 256, 1024)]
+    rows = []
+    for problem in problems:
+        for slug, factor in law.items():
+            base = problem.flops * 1e-9
+            rows.append(make_row(slug, factor * base, problem=problem, device=CPU,
+                                 baseline_time_ms=base, baseline_call_ms=base))  # fmt: skip
+    asked = call("2,8,128,64", "f32", device="cpu")
+    found = ask(rows, asked, device=CPU).explanation
+    assert (found.kernel, found.rung) == ("torch.unfused", "predicted")
+    assert found.call_ms == pytest.approx(asked.flops * 5e-10, rel=0.1)
+
+
+def test_fit_finds_a_law_and_keeps_its_terms_above_zero() -> None:
+    law = (0.01, 2.0, 0.5)
+
+    def sample(at: int, problem: Problem, ms: float) -> Sample:
+        found = terms(REGISTRY.candidate(BASELINE), problem, limits_of(H200))
+        return Sample(at, found, ms, make_row(), {})
+
+    samples = []
+    for at, problem in enumerate(GRID):
+        found = terms(REGISTRY.candidate(BASELINE), problem, limits_of(H200))
+        samples.append(sample(at, problem, math.fsum(map(math.prod, zip(law, found, strict=True)))))
+    assert fit(samples, [1.0] * len(samples)) == pytest.approx(law, rel=1e-6)
+    falling = [sample(at, problem, 1.0 / (at + 1)) for at, problem in enumerate(GRID)]
+    assert min(fit(falling, [1.0] * len(falling))) >= 0
+    same = [sample(at, GRID[0], 1.0) for at in range(4)]  # nothing tells the terms apart
+    assert max(fit(same, [1.0] * 4)) > 0
+
+
+def test_work_counts_whole_tiles_of_the_busiest_unit() -> None:
+    slug = "mma.split_q-d64-m128n64-w4-s2-f32-bf16-none"
+    limits = limits_of(H200)
+
+    def work(shape: str, mask: str = "none") -> float:
+        return terms(REGISTRY.candidate(slug), call(shape, mask=mask), limits)[1]
+
+    assert work("1,132,128,64") == work("1,1,128,64") == work("1,132,100,64")  # one wave
+    assert work("1,133,128,64") == 2 * work("1,132,128,64")  # its tail
+    assert work("1,132,128/65,64") == work("1,132,128,64")  # padded keys
+    assert 0.5 < work("1,132,4096,64", "causal") / work("1,132,4096,64") < 0.52
+
+
+def test_distance_is_symmetric_and_knows_its_limits() -> None:
+    one, other = bucket_of(call("1,16,256,64")), bucket_of(call("4,16,512,96", "f16", "causal"))
+    assert distance(one, one) == 0
+    assert distance(one, other) == pytest.approx(distance(other, one))
+    assert distance(one, replace(other, dtype="f32")) == math.inf
+    cpu = replace(one, device="cpu")
+    assert distance(cpu, replace(cpu, dtype="f16")) == math.inf
+
+
+def test_a_first_prediction_is_quick() -> None:
+    """Of a whole profile: 70 buckets with 40 kernels each."""
+    variants = REGISTRY.family("mma.split_q").legal(GRID[0], limits_of(H200))
+    slugs = [*LAWS, *(v.slug for v in variants)][:40]
+    problems = [call(f"{b},{h},{n},64") for b in (1, 2, 4, 8, 16) for h in (8, 16)
+                for n in (64, 128, 256, 512, 1024, 2048, 4096)]  # fmt: skip
+    rows = [
+        make_row(slug, 0.5 + index / 100, problem=problem)
+        for problem in problems
+        for index, slug in enumerate(slugs)
+    ]
+    for row in rows:
+        assert row.bucket  # as after the database was read
+    start = time.process_time()
+    ask(rows, call("2,32,8192,64"))
+    assert time.process_time() - start < 0.1

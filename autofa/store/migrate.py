@@ -19,7 +19,7 @@ from autofa.store.columns import SCHEMA, VERSION_TABLE, VIEW, is_newer, too_new
 
 # Alembic's `op` and `context` are globals of the process.
 _alembic = threading.Lock()
-# Any number, but the same in every process: PostgreSQL's advisory lock of our migrations.
+# Any number, but the same in every process: PostgreSQL's advisory lock of our writers.
 _ADVISORY = 0x4175746F6661
 
 
@@ -43,8 +43,7 @@ def upgrade(engine: Engine, where: str, path: Path | None, folder: Path | None =
     location = str(folder or db_dir() / "migrations").replace("%", "%%")
     config.set_main_option("script_location", location)
     with _alembic, engine.begin() as connection:
-        if connection.dialect.name == "postgresql":
-            connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _ADVISORY})
+        one_writer(connection)
         found = revision(connection, where)
         if found == SCHEMA:
             if VIEW not in inspect(connection).get_view_names():
@@ -54,6 +53,13 @@ def upgrade(engine: Engine, where: str, path: Path | None, folder: Path | None =
             back_up(path, found)
         config.attributes["connection"] = connection
         command.upgrade(config, "head")
+
+
+def one_writer(connection: Connection) -> None:
+    """Keeps other writers of ours out until this transaction ends, as SQLite does by itself: two
+    that add the same rows in another order would wait for one another."""
+    if connection.dialect.name == "postgresql":
+        connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _ADVISORY})
 
 
 def _view(config: Config) -> str:

@@ -174,11 +174,13 @@ class Repository:
                 explain_bad(f"database {self.where}", "opened for reading", "writing", "reopen it")
             )
         with self._translated(), self._writes.begin() as connection:
-            insert = _INSERTS[connection.dialect.name]
+            migrate.one_writer(connection)
             ids = _Ids(connection)
             values = [_values(row, ids) for row in batch]
-            result = connection.execute(insert(Measurement).on_conflict_do_nothing(), values)
-            return int(result.rowcount)
+            insert = _INSERTS[connection.dialect.name](Measurement).on_conflict_do_nothing()
+            if connection.dialect.name == "postgresql":  # its driver counts no rows of a batch
+                return len(connection.execute(insert.returning(Measurement.id), values).all())
+            return int(connection.execute(insert, values).rowcount)
 
     def rows(
         self,

@@ -38,8 +38,17 @@ def _device(asked: str | None) -> str:
     "--shape", "shapes", multiple=True, metavar="B,H,N,D", help="Tune exactly this shape."
 )
 @click.option("--device", metavar="cuda:0|cuda|cpu", help="Which device (default: the first GPU).")
-@click.option("--dtype", "dtypes", multiple=True, help="f32, f16 or bf16. Repeatable.")
-@click.option("--causal/--no-causal", default=None, help="Only causal, or only dense problems.")
+@click.option(
+    "--dtype",
+    "dtypes",
+    multiple=True,
+    help="f32, f16 or bf16, repeatable (of --shape: f32 on CPU, f16 on CUDA).",
+)
+@click.option(
+    "--causal/--no-causal",
+    default=None,
+    help="Only causal, or only dense problems (of --shape: dense).",
+)
 @mode_option
 @click.option("--budget", metavar="90s|10m|1h", help="Wall time of the whole tune.")
 @click.option("--trials", type=click.IntRange(min=1), help="Own variants tried per bucket.")

@@ -11,7 +11,6 @@ from torch._C._nn import scaled_dot_product_attention as sdpa  # F's own, whatev
 
 from autofa.dispatch import forcing, gradients, routes
 from autofa.dispatch.arguments import check_kinds
-from autofa.dispatch.keys import DEVICE_TYPES
 from autofa.dispatch.mending import off_grid
 from autofa.dispatch.routes import is_lower_right, is_plain
 from autofa.dispatch.shortcut import learn_training, restride
@@ -25,7 +24,10 @@ from autofa.runtime.tensors import validate
 log = logging.getLogger("autofa")
 
 _deterministic = torch._C._get_deterministic_algorithms
+_dispatch_modes = torch._C._len_torch_dispatch_stack
 _tracing = torch.compiler.is_dynamo_compiling
+
+_OF_NUMBERS = frozenset((Tensor, torch.nn.Parameter))
 
 
 def won(
@@ -172,12 +174,14 @@ def _bias(call: Call) -> Tensor | None:
     return bias
 
 
-def _computes(*tensors: Tensor) -> bool:
+def _computes(query: Tensor, key: Tensor, value: Tensor) -> bool:
     """Whether these are numbers on a device of ours, and nobody records what becomes of them."""
     return (
-        all(type(t) is Tensor or type(t) is torch.nn.Parameter for t in tensors)
-        and tensors[0].device.type in DEVICE_TYPES
-        and torch._C._len_torch_dispatch_stack() == 0
+        type(query) in _OF_NUMBERS
+        and type(key) in _OF_NUMBERS
+        and type(value) in _OF_NUMBERS
+        and (query.is_cpu or query.is_cuda)
+        and _dispatch_modes() == 0
     )
 
 

@@ -46,6 +46,7 @@ class Plan:
 
 
 _MOST = 4096
+_NOTHING = Plan(0, None)
 # A kernel stays for as long as the process lives, without a swap to one that is built meanwhile:
 # activation checkpointing runs a forward twice and wants the same tensors saved.
 _kernels: dict[tuple[Any, ...], int] = {}
@@ -154,6 +155,8 @@ def plan_of(table: Table | None, call: Call) -> Plan:
 
 def planned(kernel: int, call: Call) -> Plan:
     """The plan of a call whose forward that kernel computes, if a backward takes its results."""
+    if kernel == kernels.SDPA and not call.query.numel():
+        return _NOTHING
     backend = chosen(call)
     return Plan(kernels.SDPA if backend is None else kernel, backend)
 
@@ -161,7 +164,7 @@ def planned(kernel: int, call: Call) -> Plan:
 def _kernel(table: Table | None, call: Call) -> int:
     """The id of the kernel that the ladder gives to such a call."""
     query, key, value, mask, causal, _, enable_gqa, lower_right = call
-    if table is None or not query.numel() or not value.numel():
+    if table is None or not (query.numel() and key.numel() and value.numel()):
         return kernels.SDPA
     problem = problem_of(query, key, value, mask, causal, enable_gqa, lower_right=lower_right)
     flags = extension.flags() | FLAG_LSE

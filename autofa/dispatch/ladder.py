@@ -98,6 +98,13 @@ class Decision:
     wanted: Variant | None = None
 
 
+# What a node of ours in the autograd graph costs the host more than torch's own (torch 2.13 on a
+# Xeon; 4 to 10 us on an H200's host).
+GRAPH_NODE_MS = 0.010
+# Unmeasured: problems of which a CPU call takes about ten times that.
+_TINY_FLOPS = 1e7
+
+
 def refusal(candidate: Candidate, question: Question) -> str | None:
     """Why `candidate` may not answer `question`; None if it may."""
     reason = candidate.refusal(question.problem, question.limits)
@@ -197,6 +204,8 @@ def _from_rows(
     wanted: Variant | None = None
     # rank 1 is the winner, ties considered; behind it come the others by speedup.
     contenders = [ranked for ranked in order if ranked.beats_sdpa] if order[0].beats_sdpa else []
+    if question.needs_lse:
+        contenders = [ranked for ranked in contenders if _saves(ranked) > GRAPH_NODE_MS]
     for ranked in contenders:
         candidate = sources.registry.candidate(ranked.slug)
         library = sources.library_of(candidate) if isinstance(candidate, Variant) else None
@@ -291,6 +300,12 @@ def _from_prediction(
     return _decision("predicted", reason, baseline.candidate, None, wanted, notes)
 
 
+def _saves(ranked: Ranked) -> float:
+    """Milliseconds of a call by plain SDPA that this one does not take."""
+    calls = [row.call_ms for row in ranked.rows if row.call_ms is not None]
+    return min(calls, default=0.0) * ((ranked.speedup or 1.0) - 1.0)
+
+
 def _meanwhile(reason: str, wanted: Variant | None) -> str:
     return reason if wanted is None else f"{reason}; {wanted.slug} is faster, but not built yet"
 
@@ -316,6 +331,8 @@ def _default(
         reason_not = refusal(variant, question)
         if reason_not is None and not family.unmeasured(question.problem, question.limits):
             reason_not = "answers only where it was measured"
+        if reason_not is None and question.needs_lse and question.problem.flops < _TINY_FLOPS:
+            reason_not = "a problem so small does not pay for a node of ours in the graph"
         if reason_not is not None:
             notes.setdefault(variant.slug, CandidateNote(variant.slug, "refused", reason_not))
             continue

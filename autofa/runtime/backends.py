@@ -227,11 +227,12 @@ CUDNN = Backend("cudnn", _cudnn_forward, _cudnn_backward)
 WIDE = Backend("efficient, backward by blocks", _efficient_forward, _block_backward)
 BLOCKS = Backend("backward by blocks", None, _block_backward)
 
-_BY_CHOICE = {
-    ("cpu", int(SDPBackend.FLASH_ATTENTION.value)): CPU_FLASH,
-    ("cuda", int(SDPBackend.FLASH_ATTENTION.value)): FLASH,
-    ("cuda", int(SDPBackend.EFFICIENT_ATTENTION.value)): EFFICIENT,
-    ("cuda", int(SDPBackend.CUDNN_ATTENTION.value)): CUDNN,
+_choice = torch._fused_sdp_choice
+_ON_CPU = {int(SDPBackend.FLASH_ATTENTION.value): CPU_FLASH}
+_ON_CUDA = {
+    int(SDPBackend.FLASH_ATTENTION.value): FLASH,
+    int(SDPBackend.EFFICIENT_ATTENTION.value): EFFICIENT,
+    int(SDPBackend.CUDNN_ATTENTION.value): CUDNN,
 }
 _FLASH_HEAD_DIMS = 256
 # Scores from which on blocks are faster than the efficient backward: on an H200 half as fast with
@@ -246,7 +247,7 @@ def chosen(call: Call) -> Backend | None:
     None where nothing is to be computed.
     """
     query, key, value, mask, causal, _, enable_gqa, lower_right = call
-    if not (query.numel() and key.numel() and value.numel()):
+    if not key.numel() or not query.numel():
         return None  # torch divides by the number of key heads, and dies of none (2.13)
     if mask is not None and mask.dtype not in (torch.bool, query.dtype):
         return BLOCKS
@@ -255,10 +256,9 @@ def chosen(call: Call) -> Backend | None:
     if causal and lower_right and query.device.type == "cuda":
         served = query.shape[-1] == value.shape[-1] <= _FLASH_HEAD_DIMS
         return FLASH if served and query.dtype in (torch.float16, torch.bfloat16) else BLOCKS
-    choice = torch._fused_sdp_choice(
-        query, key, value, mask, 0.0, call.triangle, scale=None, enable_gqa=enable_gqa
-    )
-    found = _BY_CHOICE.get((query.device.type, choice), BLOCKS)
+    triangle = causal and not lower_right
+    choice = _choice(query, key, value, mask, 0.0, triangle, scale=None, enable_gqa=enable_gqa)
+    found = (_ON_CUDA if query.is_cuda else _ON_CPU).get(choice, BLOCKS)
     if found is EFFICIENT and query.shape[-1] > _FLASH_HEAD_DIMS:
         scores = math.prod(query.shape[:-1]) * key.shape[-2]
         return WIDE if scores >= _WORTH_BLOCKS else EFFICIENT

@@ -38,7 +38,7 @@ def filled(path: Path) -> Path:
 
 
 def test_many_processes_may_create_the_database(tmp_path: Path) -> None:
-    for attempt in range(3):
+    for attempt in range(10):
         path = tmp_path / f"round {attempt}" / "autofa.db"
 
         def work(number: int, path: Path = path) -> None:

@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 import pytest
+from dispatch_world import problem, store, tuned
 
 import autofa
 from autofa.cli import COMMANDS, _run
@@ -116,6 +117,12 @@ def test_bad_environment(
     assert code == 2
     assert name in err
     assert value in err
+
+
+def test_report_of_a_shape_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+    store(tuned(problem("1,2,33,16")))
+    code, out, _ = run(capsys, "report", "--shape", "9,9,9,9")
+    assert (code, "tune --shape 9,9,9,9" in out) == (0, True)
 
 
 def test_report_of_nothing(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

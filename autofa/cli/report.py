@@ -18,7 +18,7 @@ from autofa.errors import StoreUnwritableError, ToolchainError, UsageError, expl
 from autofa.kernels import REGISTRY
 from autofa.problem import MASKS, Problem, bucket_of, parse_shape
 from autofa.reporting.leaderboard import leaderboard, stale_count
-from autofa.reporting.tables import fit, render
+from autofa.reporting.tables import NOTHING, fit, render
 from autofa.runtime.presence import cuda_driver, torch_version
 from autofa.settings import Settings
 from autofa.store.ranking import validity
@@ -115,11 +115,12 @@ def report(
         do = "leave it out: --regret compares choices, it lists no kernels"
         raise UsageError(explain_bad("--regret", f"it with {got}", "it without", do))
     entries = []
-    stale = 0
+    stale = known = 0
     losses: list[Regret] = []
     with Repository.open(database_of(settings, db), write=False) as repository:
         for key in _chosen(device, repository.devices()):
             rows = repository.rows(device=key)
+            known += len(rows)
             holds = partial(
                 validity,
                 registry=REGISTRY,
@@ -147,7 +148,10 @@ def report(
 
         text = render_regret(losses, form)
     else:
-        text = render(entries, form, mode=mode, stale=stale)
+        nothing = NOTHING
+        if shape is not None and known:
+            nothing = f"Nothing tuned of that shape: run `autofa tune --shape {shape}`."
+        text = render(entries, form, mode=mode, nothing=nothing, stale=stale)
     if output is None:
         click.echo(fit(text, sys.stdout.encoding), nl=False)
         return

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from statistics import median
 
 from autofa.device import Limits
@@ -37,7 +37,7 @@ MARGIN = 0.03
 # Calls that take so much longer than their device time take what the host does.
 HOST_BOUND = 1.25
 # Only the fastest few are looked at closely.
-CONTENDERS = 4
+CONTENDERS = 3
 
 
 @dataclass(frozen=True)
@@ -161,16 +161,18 @@ class TimeModel:
 
         hosts = self._host_ms() if mode == "eager" else {}
         view = _View(bucket, mode, limits, hosts, near, self._distances(near), baseline, outside)
+        # What a tune screened out elsewhere has rows only where it was good.
+        least = max(LEAST_BUCKETS, len(baseline) // 2)
         rough = []
         for kernel, known in kernels.items():
-            if len(known.samples) >= LEAST_BUCKETS:
+            if len(known.samples) >= least:
                 times = view.times(known.candidate, known.samples)
                 rough.append((times, tuple(map(str, kernel)), known))
         guesses: list[Guess] = []
         for _, _, known in sorted(rough, key=lambda item: item[:2]):
             here = _compiled_for(known.candidate, bucket.problem)
             found = holding(known.samples) if usable(here) else []
-            if len(found) >= LEAST_BUCKETS:
+            if len(found) >= least:
                 guesses.append(view.guess(here, found))
             if len(guesses) == CONTENDERS:
                 break
@@ -300,6 +302,7 @@ class _View:
         near: how far the measured buckets are; `between` from one another.
         baseline: the samples of plain SDPA.
         outside: octaves beyond what was measured.
+        sdpa_ms: what plain SDPA would have been predicted to take in measured buckets.
     """
 
     bucket: Bucket
@@ -310,6 +313,7 @@ class _View:
     between: dict[tuple[int, int], float]
     baseline: list[Sample]
     outside: float
+    sdpa_ms: dict[tuple[int, float], float | None] = field(default_factory=dict)
 
     def times(self, candidate: Candidate, samples: Sequence[Sample]) -> tuple[float, float]:
         """Its time in the mode's measure, and that of the device, in ms."""
@@ -336,7 +340,7 @@ class _View:
         for sample in samples:
             theirs = of_sdpa.get(sample.bucket)
             own_ms = self._from_afar(sample, samples, gap)
-            sdpa_ms = self._from_afar(theirs, self.baseline, gap) if theirs is not None else None
+            sdpa_ms = self._sdpa_from_afar(theirs, gap) if theirs is not None else None
             if own_ms is not None and sdpa_ms is not None:
                 off = math.log(sdpa_ms / own_ms / sample.speedups[self.mode])
                 weight = nearness(self.near[sample.bucket])
@@ -347,6 +351,12 @@ class _View:
             return math.inf
         # A few residuals are a small sample of what they could have been.
         return math.hypot(LEAST_DOUBT, math.sqrt(squares / weights * count / (count - 2)))
+
+    def _sdpa_from_afar(self, sample: Sample, gap: float) -> float | None:
+        key = sample.bucket, gap  # most candidates have the same nearest bucket
+        if key not in self.sdpa_ms:
+            self.sdpa_ms[key] = self._from_afar(sample, self.baseline, gap)
+        return self.sdpa_ms[key]
 
     def _from_afar(self, sample: Sample, samples: Sequence[Sample], gap: float) -> float | None:
         others = sorted(

@@ -1,8 +1,9 @@
 """Which variants to measure next. The only place that knows Optuna.
 
-A study is derived from measurements and lives in memory: TPE over one family's declared space,
-each parameter as the index into its ordered values (measured per trial: memory 5.6 ms, Optuna on
-SQLite 73 ms). A space no larger than the trials is walked instead, without loading Optuna.
+A study is derived from measurements and lives in memory: one family's declared space, each
+parameter as the index into its ordered values (measured per trial: memory 5.6 ms, Optuna on SQLite
+73 ms). A space no larger than the trials is walked instead, without loading Optuna. What is tried
+next is for a `strategies.Strategy` to say.
 """
 
 from __future__ import annotations
@@ -15,13 +16,14 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from autofa.kernels.family import KernelFamily, Variant
+from autofa.tuning.strategies import DEFAULT, Known, Point, Strategy
 
 if TYPE_CHECKING:
     import optuna
 
 # A family further than this from the best one gets no more than its first share of the trials.
 _HOPELESS = math.log(1.5)
-# TPE repeats points of a discrete space; after so many repeats in one ask, a random one is taken.
+# Samplers repeat points of a discrete space; after so many in one ask, a random one is taken.
 _MAX_REPEATS = 16
 
 
@@ -51,7 +53,7 @@ class FamilySearch:
     Args:
         legal: the legal variants, the default first.
         hints: variants to try early, the likeliest first; those not legal here are ignored.
-        trials: how many variants the whole search may ask for; decides between walk and TPE.
+        trials: how many variants the whole search may ask for; decides between walk and strategy.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class FamilySearch:
         *,
         trials: int,
         seed: int = 0,
+        strategy: Strategy = DEFAULT,
     ) -> None:
         self.family = family
         self._legal = {variant.slug: variant for variant in legal}
@@ -72,6 +75,7 @@ class FamilySearch:
         self._asked: set[str] = set()
         self._running: dict[str, optuna.Trial] = {}
         self._walks = len(self._legal) <= trials
+        self._strategy = strategy
         self._seed = seed
         self._random = random.Random(seed)
 
@@ -90,23 +94,21 @@ class FamilySearch:
         import optuna
 
         _quiet_optuna()
-        # v5 makes these the defaults; stated, so that another default changes nothing here.
-        sampler = optuna.samplers.TPESampler(
-            n_startup_trials=8, multivariate=True, constant_liar=True, seed=self._seed
-        )
-        study = optuna.create_study(sampler=sampler)
+        study = optuna.create_study(sampler=self._strategy.sampler(self._seed))
         for slug, cost in self._costs.items():
             self._add(study, slug, cost)
-        for slug in self._first:
-            if slug not in self._asked:
-                study.enqueue_trial(self._point(self._legal[slug]))
         return study
 
-    def _point(self, variant: Variant) -> dict[str, int]:
+    @cached_property
+    def _points(self) -> dict[str, Point]:
+        params = self.family.params
         return {
-            param.name: param.values.index(value)
-            for param, value in zip(self.family.params, variant.values, strict=True)
+            slug: tuple(p.values.index(v) for p, v in zip(params, variant.values, strict=True))
+            for slug, variant in self._legal.items()
         }
+
+    def _named(self, point: Point) -> dict[str, int]:
+        return dict(zip((param.name for param in self.family.params), point, strict=True))
 
     def _add(self, study: optuna.Study, slug: str, cost: float | None) -> None:
         import optuna
@@ -115,7 +117,7 @@ class FamilySearch:
         study.add_trial(
             optuna.trial.create_trial(
                 value=0.0 if cost is None else cost,
-                params=self._point(self._legal[slug]),
+                params=self._named(self._points[slug]),
                 distributions=dict(self._space),
                 constraints={} if cost is not None else {"failed": 1.0},
             )
@@ -162,8 +164,23 @@ class FamilySearch:
     def _walk(self) -> str:
         return self.sure()[0].slug
 
+    def _chosen(self) -> Point | None:
+        """The default and the hints first, then what the strategy says."""
+        for slug in self._first:
+            if slug not in self._asked:
+                return self._points[slug]
+        known = Known(
+            {self._points[slug]: cost for slug, cost in self._costs.items()},
+            [self._points[slug] for slug in self._legal if slug in self._asked - set(self._costs)],
+            [self._points[slug] for slug in self._legal if slug not in self._asked],
+        )
+        return self._strategy.choose(known, self._random)
+
     def _sample(self) -> str:
         for _ in range(_MAX_REPEATS):
+            chosen = self._chosen()
+            if chosen is not None:
+                self._study.enqueue_trial(self._named(chosen))
             trial = self._study.ask(dict(self._space))
             point = tuple(p.values[trial.params[p.name]] for p in self.family.params)
             slug = self._by_values.get(point)

@@ -112,8 +112,9 @@ def report(
     _problems(shape, "cpu")  # a malformed shape is found before the database is opened
     if regret and (top is not None or everything):
         got = "--top" if top is not None else "--all"
-        do = "leave it out: --regret compares choices, it lists no kernels"
-        raise UsageError(explain_bad("--regret", f"it with {got}", "it without", do))
+        do = "leave it out: choices are compared, no kernels listed"
+        good = "--device, --shape, --mode, --format, --output, --db"
+        raise UsageError(explain_bad("option beside --regret", got, good, do))
     entries = []
     stale = known = 0
     losses: list[Regret] = []

@@ -11,7 +11,7 @@ from torch._C._nn import scaled_dot_product_attention as sdpa  # F's own, whatev
 
 from autofa.dispatch import forcing, gradients, routes
 from autofa.dispatch.arguments import check_kinds
-from autofa.dispatch.mending import off_grid
+from autofa.dispatch.mending import ordinary
 from autofa.dispatch.routes import is_lower_right, is_plain
 from autofa.dispatch.shortcut import learn_training, restride
 from autofa.dispatch.state import STATE
@@ -47,23 +47,19 @@ def won(
             attn_mask is None
             and scale is None
             and not enable_gqa
-            and query.is_contiguous()
-            and key.is_contiguous()
-            and value.is_contiguous()
-            and not (query.is_cuda and (off_grid(query) or off_grid(key) or off_grid(value)))
+            and ordinary(query)
+            and ordinary(key)
+            and ordinary(value)
         ):
             # An argument that is not needed costs it 0.1 us, a keyword 0.4.
             out = sdpa(query, key, value, None, 0.0, True) if is_causal else sdpa(query, key, value)
-            out = out.contiguous()  # itself, where it is
-            if out.shape == query.shape or out.shape[:-1] == query.shape[:-1]:
-                return out
-            return restride(out, query, key, value, enable_gqa)  # of a query that was broadcast
-        out = routes.plain(*call)
+        else:
+            out = routes.plain(*call)
     except Exception as error:
         _explain_failure(error, *call)
         raise
-    if out.stride() == query.stride():
-        return out
+    if query.is_contiguous() and out.shape[:-1] == query.shape[:-1]:
+        return out.contiguous()  # itself, where it is
     return restride(out, query, key, value, enable_gqa)
 
 

@@ -7,6 +7,7 @@ order, head dim innermost. csrc/runtime/call.cpp (fill_output) is the twin of `o
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -28,17 +29,23 @@ def output_sizes(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) ->
     return [*sizes, query.shape[-2], value.shape[-1]]
 
 
-def output_strides(sizes: Sequence[int], query: Tensor) -> list[int]:
+def output_strides(sizes: Sequence[int], query: Tensor) -> Sequence[int]:
     """Dense strides for `sizes` in the order of the query's, head dim innermost."""
+    return strides(tuple(sizes), tuple(query.shape), query.stride())
+
+
+def strides(
+    sizes: tuple[int, ...], shape: tuple[int, ...], own: tuple[int, ...]
+) -> tuple[int, ...]:
+    """`output_strides`, of a query of that shape and those strides."""
     leading = len(sizes) - 1
     order = list(reversed(range(leading)))  # leading dims, innermost first
-    if query.dim() == len(sizes):
-        strides, shape = query.stride(), query.shape
+    if len(shape) == len(sizes):
         for i in range(1, leading):
             place = i
             for j in reversed(range(i)):
                 inner, outer = order[j], order[place]
-                a, b = strides[inner], strides[outer]
+                a, b = own[inner], own[outer]
                 if a == 0 or b == 0:
                     continue
                 if a < b:
@@ -52,7 +59,11 @@ def output_strides(sizes: Sequence[int], query: Tensor) -> list[int]:
     for dim in order:
         result[dim] = stride
         stride = stride * (sizes[dim] if sizes[dim] > 0 else 1)
-    return result
+    return tuple(result)
+
+
+# Of calls on real tensors, whose sizes can be hashed: 0.3 us where finding out takes 2.
+known_strides = lru_cache(4096)(strides)
 
 
 def output(

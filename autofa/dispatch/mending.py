@@ -10,6 +10,8 @@ from torch import Tensor
 
 from autofa.dispatch.fake import output_sizes
 
+_functorch = torch._C._functorch.peek_interpreter_stack
+
 
 def _apart(tensor: Tensor) -> Tensor:
     """Rows that do not share memory; a copy where they did."""
@@ -34,7 +36,7 @@ def off_grid(tensor: Tensor) -> bool:
         not tensor.is_cuda
         or type(tensor) not in (Tensor, torch.nn.Parameter)
         or torch.compiler.is_compiling()
-        or torch._C._functorch.peek_interpreter_stack() is not None
+        or _functorch() is not None
     ):
         return False
     size = tensor.element_size()
@@ -54,6 +56,23 @@ def on_grid(tensor: Tensor) -> Tensor:
     if off_grid(tensor):
         return tensor.clone(memory_format=torch.contiguous_format)
     return tensor
+
+
+def ordinary(tensor: Tensor) -> bool:
+    """Whether `mended` has nothing to do with this tensor, found out in 0.3 us; False where that
+    takes longer."""
+    if tensor.is_contiguous():
+        return not tensor.is_cuda or (_functorch() is None and tensor.data_ptr() % 16 == 0)
+    if tensor.dim() != 4 or (tensor.is_cuda and _functorch() is not None):
+        return False
+    batch, head, row, last = tensor.stride()
+    width = tensor.shape[3]
+    if last != 1 or batch < width or head < width or row < width:
+        return False
+    if not tensor.is_cuda:
+        return True
+    bits = (batch | head | row) * tensor.element_size() | tensor.data_ptr()
+    return bits % 16 == 0
 
 
 def _cast(mask: Tensor, dtype: torch.dtype) -> Tensor:

@@ -175,11 +175,20 @@ def test_few_buckets_are_refused() -> None:
 
 
 def test_contradictory_measurements_are_refused() -> None:
-    shaken = [ask(tuned(GRID, 0.7, seed), call("2,16,1024,64")).explanation for seed in range(20)]
-    assert all(found.kernel == BASELINE for found in shaken)
+    """Every time off by a factor of two: by chance some agree, but seldom."""
+    problem = call("2,16,1024,64")
+    shaken = [ask(tuned(GRID, 0.7, seed), problem).explanation for seed in range(20)]
+    assert sum(found.kernel != BASELINE for found in shaken) <= 1
     unsure = [found for found in shaken if found.rung != "predicted"]
-    assert unsure
+    assert len(unsure) >= 10
     assert "give or take" in unsure[0].reason
+
+
+@pytest.mark.parametrize("problem", [call("4,16,512,64"), call("4,16,4096,64")], ids=str)
+def test_rough_measurements_never_make_it_slower_than_sdpa(problem: Problem) -> None:
+    for seed in range(20):
+        found = ask(tuned(GRID, 0.2, seed), problem, mode="graph").explanation
+        assert millis(found.kernel, problem)[0] <= 1.02 * millis(BASELINE, problem)[0], seed
 
 
 def test_a_kernel_that_most_buckets_lack_is_not_believed() -> None:
@@ -329,7 +338,7 @@ def test_what_lies_further_off_is_doubted_more() -> None:
 @pytest.mark.parametrize(
     ("speedup", "doubt", "faster", "slower"),
     [(1.5, 0.1, True, False), (1.5, 0.35, False, False), (1.02, 0.0, False, True),
-     (0.9, 0.2, False, True), (0.9, 0.5, False, False), (2.0, math.inf, False, False)],
+     (0.9, 0.2, False, True), (0.9, 0.6, False, False), (2.5, 0.6, False, False), (2.0, math.inf, False, False)],
 )  # fmt: skip
 def test_a_guess_is_sure_or_not(speedup: float, doubt: float, faster: bool, slower: bool) -> None:
     guess = Guess(REGISTRY.candidate("torch.flash"), 1.0, 1.0, speedup, doubt)

@@ -30,7 +30,7 @@ MOST_OCTAVES = 3.0
 DOUBT_PER_OCTAVE = 0.1
 # That of two measurements of one kernel, and that beyond which a prediction is none.
 LEAST_DOUBT = 0.01
-MOST_DOUBT = 0.3
+MOST_DOUBT = 0.5
 # A kernel displaces plain SDPA where it is predicted faster by this many of them, and this much.
 # Leaving out each bucket of three tunes of an H200, nothing so chosen was slower by more than 2 %,
 # nor with 1.0; with 2.0 twice as much of what tuning gains was lost.
@@ -61,7 +61,8 @@ class Guess:
     @property
     def faster(self) -> bool:
         """Than plain SDPA, beyond doubt."""
-        return math.log(self.speedup) > MARGIN + DEVIATIONS * self.doubt
+        sure = math.log(self.speedup) > MARGIN + DEVIATIONS * self.doubt
+        return sure and self.doubt <= MOST_DOUBT
 
     @property
     def slower(self) -> bool:

@@ -338,7 +338,8 @@ def test_what_lies_further_off_is_doubted_more() -> None:
 @pytest.mark.parametrize(
     ("speedup", "doubt", "faster", "slower"),
     [(1.5, 0.1, True, False), (1.5, 0.35, False, False), (1.02, 0.0, False, True),
-     (0.9, 0.2, False, True), (0.9, 0.6, False, False), (2.5, 0.6, False, False), (2.0, math.inf, False, False)],
+     (0.9, 0.2, False, True), (0.9, 0.6, False, False), (2.5, 0.6, False, False),
+     (2.0, math.inf, False, False)],
 )  # fmt: skip
 def test_a_guess_is_sure_or_not(speedup: float, doubt: float, faster: bool, slower: bool) -> None:
     guess = Guess(REGISTRY.candidate("torch.flash"), 1.0, 1.0, speedup, doubt)

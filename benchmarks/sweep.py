@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from sweep_files import FOLDER, Space, read_all
@@ -47,7 +48,11 @@ def _replay(arguments: argparse.Namespace) -> int:
         arena(path.stem, sweep, declared=arguments.declared)
         for path, sweep in read_all(arguments.folder)
     ]
-    arenas = [each for each in found if each is not None and len(each.legal) >= arguments.points]
+    arenas = [
+        replace(each, blind=arguments.blind)
+        for each in found
+        if each is not None and len(each.legal) >= arguments.points
+    ]
     names = arguments.samplers.split(",") if arguments.samplers else list(STRATEGIES)
     unknown = [name for name in names if name not in STRATEGIES]
     if unknown or not arenas:
@@ -88,6 +93,7 @@ def main() -> int:
     player.add_argument("--seeds", type=int, default=20)
     player.add_argument("--batch", type=int, default=8, help="points asked for before one is told")
     player.add_argument("--points", type=int, default=9, help="only spaces of at least so many")
+    player.add_argument("--blind", action="store_true", help="begin anywhere, not at the default")
     player.add_argument("--warm", action="store_true", help="with the best of other recordings")
     player.add_argument("--declared", action="store_true", help="only what a tune would search")
     player.set_defaults(run=_replay)

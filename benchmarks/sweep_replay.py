@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import multiprocessing
 import os
+import random
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -33,6 +34,7 @@ class Arena:
     Attributes:
         legal: the points that may be asked for, the default first.
         trials: the budget T: a quarter of the points within 5x of the best, at most 40.
+        blind: the search begins at a point by chance, as if there were no good default.
     """
 
     name: str
@@ -40,6 +42,7 @@ class Arena:
     legal: tuple[Variant, ...]
     best: float
     trials: int
+    blind: bool = False
 
     def cost(self, variant: Variant) -> float | None:
         return self.sweep.costs[variant.slug]
@@ -65,9 +68,12 @@ def curve(
     field: Arena, strategy: Strategy, seed: int, trials: int, batch: int, hints: Sequence[Variant]
 ) -> list[float]:
     """The fraction of the optimum that is reached after each trial; a failed one counts too."""
+    legal = list(field.legal)
+    if field.blind:
+        random.Random(seed).shuffle(legal)
     search = FamilySearch(
         field.sweep.space.declared,
-        field.legal,
+        legal,
         hints,
         trials=0,  # a space smaller than the trials would be walked
         seed=seed,
@@ -166,7 +172,7 @@ def _cell(values: Sequence[float]) -> str:
 def table(replays: Sequence[Replay], arenas: Sequence[Arena]) -> str:
     """Median (10th percentile) of the fraction of the optimum, per strategy."""
     rows = []
-    random = next((r for r in replays if r.strategy == "random"), None)
+    chance = next((r for r in replays if r.strategy == "random"), None)
     for each in replays:
         quarter = [
             one[max(0, math.ceil(len(field.legal) / 4) - 1)]
@@ -174,7 +180,7 @@ def table(replays: Sequence[Replay], arenas: Sequence[Arena]) -> str:
             for one in each.curves[field.name]
         ]
         cells = [_cell(each.at(arenas, count)) for count in _AT]
-        wins = "-" if random is None else f"{beats(each, random, arenas):.0%}"
+        wins = "-" if chance is None else f"{beats(each, chance, arenas):.0%}"
         rows.append([each.strategy, *cells, _cell(quarter), _cell(each.at(arenas, None)), wins])
     heads = ("strategy", *(f"{n} trials" for n in _AT), "25%", "T", "beats random at T")
     return tabulate(rows, heads, tablefmt="github")
@@ -192,8 +198,8 @@ def beats(one: Replay, other: Replay, arenas: Sequence[Arena]) -> float:
 def verdict(replays: Sequence[Replay], train: Sequence[Arena], test: Sequence[Arena]) -> str:
     """The strategy that is best on one half of the recordings, and what it reaches on the other."""
     chosen = max(replays, key=lambda r: statistics.mean(r.at(train, None)))
-    random = next((r for r in replays if r.strategy == "random"), None)
-    wins = "-" if random is None else f"{beats(chosen, random, test):.0%}"
+    chance = next((r for r in replays if r.strategy == "random"), None)
+    wins = "-" if chance is None else f"{beats(chosen, chance, test):.0%}"
     reached = chosen.at(test, None)
     return (
         f"chosen: {chosen.strategy}; on the other half at T median {statistics.median(reached):.3f}"

@@ -28,7 +28,7 @@ from autofa.problem import Problem
 
 LIMITS = cpu_limits(1)
 SMALL = Problem("f32", 1, 2, 2, 64, 64, 16, 16, "causal", "cpu")
-OPTIONS = WorkerOptions(check_timeout_s=4.0, step_timeout_s=4.0, memory_bytes=1 << 30)
+OPTIONS = WorkerOptions(check_timeout_s=4.0, step_timeout_s=4.0, memory_bytes=640 << 20)
 QUICK = Plan(budget_s=1.0, min_rounds=7, max_rounds=15)
 
 pytestmark = pytest.mark.skipif(

@@ -38,7 +38,7 @@ def test_every_poison_gets_its_status_and_none_wins(tmp_path: Path) -> None:
     db = str(tmp_path / "poison.db")
     problem = parse_shape("1,2,192,16", dtype="f32", mask="causal", device="cpu")
     request = TuneRequest((problem,), "cpu", db, registry=REGISTRY, settings=load())
-    options = WorkerOptions(check_timeout_s=6.0, step_timeout_s=6.0, memory_bytes=1 << 30)
+    options = WorkerOptions(check_timeout_s=6.0, step_timeout_s=6.0, memory_bytes=640 << 20)
     laboratory = partial(open_lab, options=options)
     summary = tune(request, laboratory=laboratory)
     found = {row.family: row for row in rows_of(db)}

@@ -6,10 +6,11 @@ import os
 import shlex
 import shutil
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import postgres_server
 import pytest
 
 from autofa import compiler, resources, settings
@@ -40,6 +41,20 @@ def _isolated(tmp_path: Path, session_cache: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("AUTOFA_CACHE_DIR", str(session_cache))
 
 
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[postgres_server.Server]:
+    """The tests' own PostgreSQL server, for tests marked `postgres`."""
+    with postgres_server.Server.running() as server:
+        yield server
+
+
+@pytest.fixture
+def postgres_url(postgres: postgres_server.Server) -> Iterator[str]:
+    """An empty database of that server."""
+    with postgres.database() as url:
+        yield url
+
+
 def _no_nvcc() -> str | None:
     try:
         compiler.find("cuda", settings.load())
@@ -55,15 +70,11 @@ def _fewer_gpus_than(wanted: int) -> str | None:
     return None if found >= wanted else f"needs {wanted} CUDA GPU(s), found {found}"
 
 
-def _no_postgres() -> str | None:
-    return None if os.environ.get("AUTOFA_TEST_POSTGRES") else "AUTOFA_TEST_POSTGRES is not set"
-
-
 _MISSING: dict[str, Callable[[], str | None]] = {
     "nvcc": _no_nvcc,
     "gpu": lambda: _fewer_gpus_than(1),
     "gpu2": lambda: _fewer_gpus_than(2),
-    "postgres": _no_postgres,
+    "postgres": postgres_server.missing,
 }
 
 

@@ -1,12 +1,8 @@
-"""The same by a PostgreSQL server: AUTOFA_TEST_POSTGRES is the URL of a database to empty."""
+"""The same by a PostgreSQL server."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
-
 import pytest
-import sqlalchemy
 from store_processes import in_processes
 from store_samples import CPU, H200, PROBLEM, at, failed, make_row
 from test_store_exchange import history, parse
@@ -20,19 +16,8 @@ pytestmark = pytest.mark.postgres
 
 
 @pytest.fixture
-def url() -> Iterator[str]:
-    found = os.environ["AUTOFA_TEST_POSTGRES"]
-    engine = sqlalchemy.create_engine(found.replace("postgresql://", "postgresql+psycopg://"))
-
-    def clear() -> None:
-        with engine.begin() as connection:
-            connection.execute(sqlalchemy.text("DROP SCHEMA public CASCADE"))
-            connection.execute(sqlalchemy.text("CREATE SCHEMA public"))
-
-    clear()
-    yield found
-    clear()
-    engine.dispose()
+def url(postgres_url: str) -> str:
+    return postgres_url
 
 
 def test_many_first_processes_lose_nothing(url: str) -> None:

@@ -7,7 +7,7 @@ how to mend it, and the ladder's lower rungs answer.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 
 from autofa import collector
@@ -29,14 +29,24 @@ def by_bucket(rows: Sequence[Row]) -> dict[Bucket, list[Row]]:
     return found
 
 
+# Seconds after which a server that was asked and does not answer is given up.
+READ_LIMIT = 10.0
+
+
+def is_server(settings: Settings) -> bool:
+    """Whether the measurements are in no file here, so that no call may wait for them."""
+    try:
+        return reader.sqlite_path(database(settings)) is None
+    except StoreError:
+        return False
+
+
 def _rows(location: str, device: DeviceKey) -> list[Row]:
     if reader.sqlite_path(location) is not None:
         return reader.read(location, device)
-    # A server: SQLAlchemy's import time is then the smaller part of it.
-    from autofa.store.repository import Repository
+    from autofa.store import server_reader
 
-    with Repository.open(location, write=False) as repository:
-        return repository.rows(device, ok_only=True)
+    return server_reader.read(location, device, limit=READ_LIMIT)
 
 
 def gather(device: DeviceKey, settings: Settings) -> Evidence:
@@ -57,6 +67,18 @@ def gather(device: DeviceKey, settings: Settings) -> Evidence:
         log.warning("stored measurements are not used: %s; %s", lost, DOCTOR)
     if not measured and not lost:
         log.info("no measurements of %s in %s; `autofa tune` makes them", device, where)
+    return shipped(device, measured, lost)
+
+
+def shipped(
+    device: DeviceKey, measured: Mapping[Bucket, Sequence[Row]] | None = None, lost: str = ""
+) -> Evidence:
+    """Evidence of these measured rows, beside those that ship with autofa.
+
+    Args:
+        lost: why there are none, where that is a fault.
+    """
+    known = measured or {}
 
     @cache
     def seed() -> dict[Bucket, list[Row]]:
@@ -68,8 +90,8 @@ def gather(device: DeviceKey, settings: Settings) -> Evidence:
             return {}
 
     return Evidence(
-        lambda bucket: measured.get(bucket, ()),
+        lambda bucket: known.get(bucket, ()),
         lambda bucket: seed().get(bucket, ()),
-        tuple(measured),
+        tuple(known),
         lost,
     )

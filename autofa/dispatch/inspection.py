@@ -109,4 +109,4 @@ def explain_problem(
         precision=state.STATE.precision,
         needs_lse=needs_lse,
     )
-    return table.decide(question, table.evidence_of(device)).explanation
+    return table.decide(question, table.known(device)).explanation

@@ -122,6 +122,8 @@ def reload() -> None:
         if STATE.off:
             return
         STATE.settings = _read_settings()
+        if STATE.table is not None:
+            STATE.table.retire()
         STATE.table = Table(STATE.settings)
         extension.table_clear()
         shortcut.forget()

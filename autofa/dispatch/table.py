@@ -19,8 +19,8 @@ from autofa import compiler
 from autofa.compiler import fingerprint, library_of
 from autofa.device import DeviceKey, Limits, cpu_key, cpu_limits
 from autofa.dispatch import shortcut
-from autofa.dispatch.background import Builder, Importer
-from autofa.dispatch.evidence import gather
+from autofa.dispatch.background import Builder, Fetcher, Importer
+from autofa.dispatch.evidence import READ_LIMIT, gather, is_server, shipped
 from autofa.dispatch.keys import DEVICE_TYPES, device_index, key_of, problem_of_key
 from autofa.dispatch.ladder import Decision, Evidence, Question, Sources, resolve
 from autofa.errors import DOCTOR, LaunchError
@@ -35,6 +35,11 @@ from autofa.store.rows import Row
 
 log = logging.getLogger("autofa")
 
+_LATE = (
+    "calls with gradients began before the server's measurements were read, and keep their "
+    "kernels; `autofa.warmup()` before the first of them, or `autofa.reload()` between two steps, "
+    "gives them the winners"
+)
 NOT_NOW = -1  # torch.sdpa for this call; the next one asks again
 
 
@@ -49,11 +54,10 @@ class Counts:
 
 @dataclass(frozen=True)
 class Place:
-    """One device as the ladder sees it, with what is known of it."""
+    """One device as the ladder sees it."""
 
     device: DeviceKey
     limits: Limits
-    evidence: Evidence
 
 
 class Table:
@@ -68,6 +72,8 @@ class Table:
         self.registry = registry
         self._places: dict[tuple[str, int], Place] = {}
         self._evidence: dict[DeviceKey, Evidence] = {}
+        # Devices whose rows a server is being asked for, and what was answered without them.
+        self._unread: dict[DeviceKey, list[LaunchKey]] = {}
         self._waiting: dict[Variant | str, list[LaunchKey]] = {}
         self._broken: set[Path] = set()
         self._warned: set[str] = set()
@@ -80,6 +86,12 @@ class Table:
         self._lock = threading.RLock()
         self._builder = Builder(self.settings, self._swap, self._is_broken)
         self._importer = Importer(self._swap)
+        self._fetcher = Fetcher(lambda device: gather(device, self.settings), self._arrived)
+
+    def retire(self) -> None:
+        """Another table takes its place: what a server sends now changes no answer."""
+        with self._lock:
+            self._unread.clear()
 
     def after_fork(self) -> None:
         """Makes the table usable in a forked child."""
@@ -87,6 +99,8 @@ class Table:
         for wanted, keys in self._waiting.items():
             for key in keys[:1]:
                 self._ask_for(wanted, key)
+        for device in self._unread:
+            self._fetcher.request(device)
 
     def miss(self, key: LaunchKey) -> int:
         """The id of the kernel that answers `key`: the runtime's callback. Never raises.
@@ -106,6 +120,8 @@ class Table:
 
     def _miss(self, key: LaunchKey) -> int:
         deterministic = bool(key.flags & FLAG_DETERMINISTIC)
+        if deterministic:
+            self.known(self.place(DEVICE_TYPES[key.device_type], key.device_index).device)
         # Whoever comes while another thread reads the database gets plain SDPA at once. Under
         # deterministic mode the answer must not depend on that race, so there the thread waits.
         if not self._lock.acquire(blocking=deterministic):
@@ -128,7 +144,10 @@ class Table:
             "fast" if key.flags & FLAG_FAST else "f32",
             bool(key.flags & FLAG_LSE),
         )
-        decision, kernel = self._loaded(question, place.evidence, key if swap else None)
+        evidence = self.evidence_of(place.device)
+        decision, kernel = self._loaded(question, evidence, key if swap else None)
+        if swap and place.device in self._unread:
+            self._unread[place.device].append(key)
         if decision.wanted is not None and swap:
             self._wait_for(decision.wanted, key)
         if kernel == kernels.SDPA and not question.needs_lse:
@@ -189,6 +208,22 @@ class Table:
                 self.counts = replace(self.counts, swaps=self.counts.swaps + 1)
             shortcut.forget()
 
+    def _arrived(self, device: DeviceKey, evidence: Evidence) -> None:
+        """A server's rows are there: what was answered without them is answered again."""
+        with self._lock:
+            self._evidence[device] = evidence
+            keys = self._unread.pop(device, [])
+            if not evidence.buckets or torch.are_deterministic_algorithms_enabled():
+                return
+            for key in keys:
+                kernel = self._answer(key, swap=True)
+                if not key.flags & FLAG_LSE:  # those keep what they started with
+                    extension.table_set(key, kernel)
+                    self.counts = replace(self.counts, swaps=self.counts.swaps + 1)
+                elif kernel != extension.table_get(key):
+                    self._warn_once("late", _LATE)
+            shortcut.forget()
+
     def _is_broken(self, variant: Variant, target: str) -> bool:
         """Whether its library is there and does not load, and compiling it again may mend that: it
         was made for another C library, say. A mount that executes nothing will not load that."""
@@ -233,17 +268,33 @@ class Table:
                 else:
                     cuda = torch.device(kind, index)
                     key, limits = devices.device_key(cuda), devices.limits(cuda)
-                found = self._places[kind, index] = Place(key, limits, self.evidence_of(key))
+                self.evidence_of(key)
+                found = self._places[kind, index] = Place(key, limits)
             return found
 
     def evidence_of(self, device: DeviceKey) -> Evidence:
-        """The rows about a device, read once per process."""
+        """The rows about a device, read once per process; a server's once they are there."""
         with self._lock:
             found = self._evidence.get(device)
             if found is None:
-                found = self._evidence[device] = gather(device, self.settings)
                 self.counts = replace(self.counts, reads=self.counts.reads + 1)
+                if is_server(self.settings):
+                    found = shipped(device, lost="its server is being read")
+                    self._unread[device] = []
+                    self._fetcher.request(device)
+                else:
+                    found = gather(device, self.settings)
+                self._evidence[device] = found
             return found
+
+    def known(self, device: DeviceKey) -> Evidence:
+        """The rows about a device, a server's too: waits for them. Not for the hot path, and not
+        with the lock held."""
+        found = self.evidence_of(device)
+        if device not in self._unread:
+            return found
+        self._fetcher.wait(2 * READ_LIMIT)
+        return self.evidence_of(device)
 
     def prepare(self, problem: Problem, device: torch.device, flags: int) -> Decision:
         """Builds, loads and enters the winner of `problem`, for captured and for eager calls.
@@ -253,6 +304,7 @@ class Table:
         """
         index = device_index(device)
         place = self.place(device.type, index)
+        evidence = self.known(place.device)
         for mode in ("graph", "eager"):
             question = Question(
                 problem,
@@ -262,20 +314,21 @@ class Table:
                 deterministic=bool(flags & FLAG_DETERMINISTIC),
                 precision="fast" if flags & FLAG_FAST else "f32",
             )
-            decision = self.decide(question, place.evidence)
+            decision = self.decide(question, evidence)
             if decision.wanted is not None:
                 target = decision.wanted.target(place.limits)
                 result = compiler.build([(decision.wanted, target)], self.settings)[0]
                 if result.status != "ok":
                     raise LaunchError(f"{decision.wanted} was not built: {result.message}")
-            decision, kernel = self._loaded(question, place.evidence, None)
+            decision, kernel = self._loaded(question, evidence, None)
             key = key_of(problem, index, graph=mode == "graph", flags=flags)
             extension.table_set(key, kernel)
         return decision
 
     def wait(self, timeout: float) -> bool:
-        """Waits for the background builds and imports; False if they take longer."""
-        return self._builder.wait(timeout) and self._importer.wait(timeout)
+        """Waits for the background reads, builds and imports; False if they take longer."""
+        workers = (self._fetcher, self._builder, self._importer)
+        return all(worker.wait(timeout) for worker in workers)
 
     def _warn_once(self, kind: str, message: str) -> None:
         log.log(logging.INFO if kind in self._warned else logging.WARNING, "%s", message)

@@ -67,7 +67,7 @@ def _warm_all(table: Table) -> tuple[Explanation, ...]:
     return tuple(
         _prepare(table, bucket.problem, device)
         for device in places
-        for bucket in table.place(device.type, device_index(device)).evidence.buckets
+        for bucket in table.known(table.place(device.type, device_index(device)).device).buckets
     )
 
 

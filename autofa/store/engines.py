@@ -13,11 +13,7 @@ from sqlalchemy.pool import NullPool
 
 from autofa.errors import StoreError, StoreUnwritableError, explain_bad
 from autofa.store.reader import as_store_error, connect, lenient_text
-
-_SUPPORTED = "a path, sqlite:///FILE, postgresql://USER@HOST/NAME"
-_DRIVERS = ("postgresql", "postgresql+psycopg", "postgresql+psycopg2")
-# Seconds that an unreachable server may cost.
-_CONNECT_TIMEOUT = 5
+from autofa.store.urls import CONNECT_TIMEOUT, NO_DRIVER, malformed, no_answer, server_name
 
 
 def reading_engine(path: Path, timeout: float) -> Engine:
@@ -56,25 +52,17 @@ def server_engine(location: str) -> tuple[Engine, str]:
     Raises:
         StoreError: the URL is malformed, its kind is not supported, or the driver is missing.
     """
-    scheme, _, rest = location.partition("://")
-    if scheme == "postgres":
-        scheme = "postgresql"
-    if scheme not in _DRIVERS:
-        do = "write one of these forms"
-        raise StoreError(explain_bad("database scheme", scheme, _SUPPORTED, do))
+    where = server_name(location)
     try:
-        url = make_url(f"{scheme}://{rest}")
+        # Without a driver's name SQLAlchemy 2.0 would take psycopg2.
+        url = make_url(f"postgresql+psycopg://{location.partition('://')[2]}")
     except (exc.ArgumentError, ValueError):
-        do = "check the URL; special characters of a password must be %-escaped"
-        raise StoreError(explain_bad("database", f"a {scheme} URL", _SUPPORTED, do)) from None
-    port = f":{url.port}" if url.port else ""
-    where = f"{scheme}://{url.host or ''}{port}/{url.database or ''}"
+        raise malformed(where.partition("://")[0]) from None
     try:
-        engine = create_engine(url, connect_args={"connect_timeout": _CONNECT_TIMEOUT})
+        engine = create_engine(url, connect_args={"connect_timeout": CONNECT_TIMEOUT})
     except ImportError as error:
-        do = "`pip install 'psycopg[binary]'`, or name a file"
         got = f"no module {error.name}"
-        raise StoreError(explain_bad(f"driver of {where}", got, "psycopg", do)) from None
+        raise StoreError(explain_bad(f"driver of {where}", got, *NO_DRIVER)) from None
     return engine, where
 
 
@@ -92,12 +80,10 @@ def translated(where: str, url: URL | None = None) -> Iterator[None]:
         cause = error
     else:
         return
-    text = " ".join(str(cause).split())
     if url is not None:
-        for secret in (url.password, *(str(value) for value in url.query.values())):
-            text = text.replace(secret, "***") if secret else text
-        do = "check that the server runs and lets this user in"
-        raise StoreError(explain_bad(f"database {where}", text[:300], "an answer", do)) from None
+        secrets = (url.password or "", *(str(value) for value in url.query.values()))
+        raise no_answer(where, cause, secrets) from None
+    text = " ".join(str(cause).split())
     if any(sign in text for sign in ("readonly", "full", "disk I/O", "unable to open")):
         do = "free the disk, or name a file you can write with --db or AUTOFA_DB"
         raise StoreUnwritableError(

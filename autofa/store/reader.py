@@ -118,11 +118,7 @@ def select(connection: sqlite3.Connection, path: Path, device: DeviceKey) -> lis
         revision = revision_of(connection, path)
         if revision is None:
             return []
-        got, do = f"schema {revision}", "the next `autofa tune` migrates it"
-        if revision == SCHEMA:
-            got, do = f"no view {VIEW}", "the next `autofa tune` makes it anew"
-        supported = f"schema {SCHEMA}, whole"
-        raise StoreError(explain_bad(f"database {path}", got, supported, do)) from error
+        raise not_as_it_is(revision, str(path)) from error
     if records and is_newer(records[0][1]):
         raise too_new(records[0][1], str(path))
     records.sort(key=itemgetter(0))
@@ -279,6 +275,14 @@ def revision_of(connection: sqlite3.Connection, path: Path) -> str | None:
     if is_newer(revision):
         raise too_new(revision, str(path))
     return str(revision)
+
+
+def not_as_it_is(revision: str, where: str) -> StoreError:
+    """A database of an older schema than this version reads, or of today's without its view."""
+    got, do = f"schema {revision}", "the next `autofa tune` migrates it"
+    if revision == SCHEMA:
+        got, do = f"no view {VIEW}", "the next `autofa tune` makes it anew"
+    return StoreError(explain_bad(f"database {where}", got, f"schema {SCHEMA}, whole", do))
 
 
 def corrupt(where: str, got: str) -> StoreCorruptError:

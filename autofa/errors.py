@@ -14,6 +14,7 @@ AutofaError
     |-- StoreUnwritableError
     |-- StoreCorruptError
     |-- StoreLockedError
+    |-- StoreUnreachableError
     `-- StoreTooNewError
 """
 
@@ -78,6 +79,10 @@ class StoreCorruptError(StoreError):
 
 class StoreLockedError(StoreError):
     """Another process holds the database's lock, and did for as long as was waited for it."""
+
+
+class StoreUnreachableError(StoreError):
+    """The database's server does not answer, or went away; it may come back."""
 
 
 class StoreTooNewError(StoreError):

@@ -13,7 +13,14 @@ from sqlalchemy.pool import NullPool
 
 from autofa.errors import StoreError, StoreUnwritableError, explain_bad
 from autofa.store.reader import as_store_error, connect, lenient_text
-from autofa.store.urls import CONNECT_TIMEOUT, NO_DRIVER, malformed, no_answer, server_name
+from autofa.store.urls import (
+    CONNECT_TIMEOUT,
+    NO_DRIVER,
+    driver_url,
+    malformed,
+    no_answer,
+    server_name,
+)
 
 
 def reading_engine(path: Path, timeout: float) -> Engine:
@@ -54,12 +61,13 @@ def server_engine(location: str) -> tuple[Engine, str]:
     """
     where = server_name(location)
     try:
-        # Without a driver's name SQLAlchemy 2.0 would take psycopg2.
-        url = make_url(f"postgresql+psycopg://{location.partition('://')[2]}")
+        url = make_url(driver_url(location))
     except (exc.ArgumentError, ValueError):
         raise malformed(where.partition("://")[0]) from None
     try:
-        engine = create_engine(url, connect_args={"connect_timeout": CONNECT_TIMEOUT})
+        engine = create_engine(
+            url, connect_args={"connect_timeout": CONNECT_TIMEOUT}, pool_pre_ping=True
+        )
     except ImportError as error:
         got = f"no module {error.name}"
         raise StoreError(explain_bad(f"driver of {where}", got, *NO_DRIVER)) from None
@@ -76,13 +84,14 @@ def translated(where: str, url: URL | None = None) -> Iterator[None]:
         yield
     except exc.DBAPIError as error:
         cause = error.orig or error
+        away = isinstance(error, exc.OperationalError | exc.InterfaceError)
     except sqlite3.Error as error:
-        cause = error
+        cause, away = error, False
     else:
         return
     if url is not None:
         secrets = (url.password or "", *(str(value) for value in url.query.values()))
-        raise no_answer(where, cause, secrets) from None
+        raise no_answer(where, cause, secrets, away=away) from None
     text = " ".join(str(cause).split())
     if any(sign in text for sign in ("readonly", "full", "disk I/O", "unable to open")):
         do = "free the disk, or name a file you can write with --db or AUTOFA_DB"

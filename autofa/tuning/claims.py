@@ -1,4 +1,4 @@
-"""Keeps two tunes on one database from measuring the same problem at the same time.
+"""Keeps two tunes of like devices on one database from measuring one problem at the same time.
 
 A claim is a lock on one byte of a file beside the SQLite database; it dies with its process. It
 saves work and nothing else: without it rows would be measured twice, and both kept.
@@ -11,6 +11,7 @@ import fcntl
 import hashlib
 from types import TracebackType
 
+from autofa.device import DeviceKey
 from autofa.problem import Problem
 from autofa.store.reader import sqlite_path
 
@@ -18,9 +19,11 @@ _SLOTS = 1 << 30
 
 
 class Claims:
-    """The claims of one process. Of a database that is no local file, everything is granted."""
+    """The claims of one process on problems of one kind of device. Of a database that is no local
+    file, everything is granted."""
 
-    def __init__(self, db: str) -> None:
+    def __init__(self, db: str, device: DeviceKey) -> None:
+        self._device = device
         self._file = None
         path = sqlite_path(db)
         if path is not None:
@@ -39,9 +42,8 @@ class Claims:
         if self._file is not None:
             self._file.close()
 
-    @staticmethod
-    def _slot(problem: Problem) -> int:
-        digest = hashlib.sha256(repr(problem).encode()).digest()
+    def _slot(self, problem: Problem) -> int:
+        digest = hashlib.sha256(repr((self._device, problem)).encode()).digest()
         return int.from_bytes(digest[:8], "little") % _SLOTS
 
     def take(self, problem: Problem) -> bool:

@@ -107,8 +107,8 @@ def make_plan(
     """Plans one problem. `rows` are the device's; those of other shapes are passed over.
 
     A failure of other versions is forgotten: what failed then may work now. With `request.force`
-    all rows are. Variants that dispatch would not use at the precision of `request.settings` are
-    not searched; vendors are all measured, to be compared with.
+    all rows are, or those from before `request.since`. Variants that dispatch would not use at the
+    precision of `request.settings` are not searched; vendors are all measured, to be compared with.
     """
     legal = [
         candidate
@@ -124,7 +124,10 @@ def make_plan(
     known: dict[str, Row] = {}
     stale: set[str] = set()
     names = {c.slug for c in legal}
-    stored = {} if request.force else newest_by_slug(rows, problem)
+    if request.force:
+        since = request.since
+        rows = [row for row in rows if since and row.provenance.created_at >= since]
+    stored = newest_by_slug(rows, problem)
     for slug, row in stored.items():
         state = validity(row, request.registry, lab.fingerprint, lab.today)
         if slug not in names or row.status == "pruned" or not is_valid(state):

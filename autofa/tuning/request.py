@@ -33,6 +33,9 @@ class TuneRequest:
         jobs: parallel compilations; None lets the compiler layer choose.
         families: only these; None is all.
         force: measure again what is measured.
+        since: with `force`, what was measured from this moment on stands (ISO 8601, UTC); empty:
+            nothing does.
+        workers: how many tunes of like devices share this work, this one included.
     """
 
     problems: tuple[Problem, ...]
@@ -44,6 +47,8 @@ class TuneRequest:
     jobs: int | None = None
     families: tuple[str, ...] | None = None
     force: bool = False
+    since: str = ""
+    workers: int = 1
     registry: Registry = REGISTRY
     settings: Settings = field(default_factory=Settings)
 

@@ -176,6 +176,7 @@ class _Session:
         self, todo: Sequence[BucketPlan], total: int, running_s: float | None = None
     ) -> None:
         remaining = (running_s or 0.0) + self.estimator.remaining([plan.load for plan in todo])
+        remaining /= self.request.workers
         done = total - len(todo) - (running_s is not None)
         self.emit(Estimate(max(0.0, min(remaining, self.control.left)), done, total))
 
@@ -189,7 +190,8 @@ class _Session:
             self.settle(plan)
             return
         self.emit(BucketStarted(problem, total - len(todo), total, bool(plan.retime)))
-        share = self.control.left / (len(todo) + 1)
+        workers = min(self.request.workers, len(todo) + 1)
+        share = self.control.left * workers / (len(todo) + 1)
         same_bucket = self.rows.get(bucket_of(problem), [])
         others = self._valid([r for r in same_bucket if r.problem != problem])
 
@@ -281,7 +283,7 @@ def tune(
         session = _Session(request, lab, repository, on_event, control)
         session.tell_problem()
         try:
-            with Claims(request.db) as claims:
+            with Claims(request.db, lab.device) as claims:
                 session.run(claims)
         except Stopped:
             pass

@@ -76,12 +76,23 @@ class BucketRun:
             Stopped: the budget ended, or the tune was cancelled.
             LaunchError: the worker does not start, or plain SDPA cannot be measured.
         """
-        if self._plan.retime:
-            self._revalidate()
-        self._find()
+        try:
+            if self._plan.retime:
+                self._revalidate()
+            self._find()
+        finally:
+            self._search.close()
         if self._plan.final or self._plan.undecided or self._new.keys() - self._precise:
             self._precise_rounds(self._contenders())
         self._confirm_winner()
+
+    def search(self) -> None:
+        """Takes part in a search that other processes share; the precise rounds are for one of
+        them, when all is measured. Raises as `run` does."""
+        try:
+            self._find()
+        finally:
+            self._search.close()
 
     # After an upgrade ------------------------------------------------------------------------
 
@@ -146,8 +157,11 @@ class BucketRun:
             return batch
         if self._lab.overlap:
             self._order(batch)
-        vendors = [vendor for vendor in self._plan.vendors if vendor.slug not in self._rows]
-        self._screen(built, vendors)
+        if self._search.alone:
+            vendors = [vendor for vendor in self._plan.vendors if vendor.slug not in self._rows]
+            self._screen(built, vendors)
+        elif built:
+            self._screen(built)
         return [variant for variant in batch if variant not in built]
 
     def _order(self, variants: Sequence[Variant]) -> None:
@@ -167,7 +181,10 @@ class BucketRun:
             self._steps.time(entrants, self._brief(len(entrants)), final=False)
         for variant in batch:
             row = self._new.get(variant.slug)
-            self._search.tell(variant, cost(row, self._request.mode) if row else None)
+            if row is None:
+                self._search.skip(variant)
+            else:
+                self._search.tell(variant, cost(row, self._request.mode))
 
     # Precise rounds --------------------------------------------------------------------------
 
@@ -246,6 +263,11 @@ class BucketRun:
             seconds=time.monotonic() - self._began,
             complete=not (stopped or self._cut),
         )
+
+    @property
+    def cut(self) -> bool:
+        """Whether its search ended before its end, for want of time or of a compiler."""
+        return self._cut
 
     @property
     def disturbed(self) -> bool:

@@ -19,6 +19,10 @@ from autofa.tuning.records import cost, is_screened, newest_by_slug
 from autofa.tuning.request import TuneRequest
 from autofa.tuning.search import BucketSearch, FamilySearch
 
+# Makes the search for a problem whose measurements several processes share, or somebody watches:
+# from each family's legal variants, and the variants to try early.
+MakeSearch = Callable[[Problem, Mapping[str, Sequence[Variant]], Sequence[Variant]], BucketSearch]
+
 # How many of the best go through the precise rounds, and are re-timed after an upgrade.
 FINALISTS = 4
 
@@ -74,10 +78,22 @@ def _search(
     near: Sequence[Variant],
     request: TuneRequest,
     rows: Sequence[Row],
+    make: MakeSearch | None = None,
 ) -> BucketSearch:
     legal: dict[str, list[Variant]] = {}
     for variant in variants:
         legal.setdefault(variant.family.name, []).append(variant)
+    search = make(problem, legal, near) if make else _in_memory(legal, near, request)
+    for row in rows:
+        candidate = request.registry.find(row.slug)
+        if isinstance(candidate, Variant):
+            search.learn(candidate, cost(row, request.mode))
+    return search
+
+
+def _in_memory(
+    legal: Mapping[str, Sequence[Variant]], near: Sequence[Variant], request: TuneRequest
+) -> BucketSearch:
     searches = [
         FamilySearch(
             found[0].family,
@@ -87,12 +103,7 @@ def _search(
         )
         for name, found in legal.items()
     ]
-    search = BucketSearch(searches, request.trials)
-    for row in rows:
-        candidate = request.registry.find(row.slug)
-        if isinstance(candidate, Variant):
-            search.learn(candidate, cost(row, request.mode))
-    return search
+    return BucketSearch(searches, request.trials)
 
 
 def admitted(candidate: Candidate, problem: Problem, request: TuneRequest) -> bool:
@@ -102,13 +113,21 @@ def admitted(candidate: Candidate, problem: Problem, request: TuneRequest) -> bo
 
 
 def make_plan(
-    problem: Problem, rows: Sequence[Row], request: TuneRequest, lab: Lab, hints: Hints
+    problem: Problem,
+    rows: Sequence[Row],
+    request: TuneRequest,
+    lab: Lab,
+    hints: Hints,
+    make_search: MakeSearch | None = None,
 ) -> BucketPlan:
     """Plans one problem. `rows` are the device's; those of other shapes are passed over.
 
     A failure of other versions is forgotten: what failed then may work now. With `request.force`
     all rows are, or those from before `request.since`. Variants that dispatch would not use at the
     precision of `request.settings` are not searched; vendors are all measured, to be compared with.
+
+    Args:
+        make_search: used where the stored rows are relied on as they are; None searches in memory.
     """
     legal = [
         candidate
@@ -121,23 +140,13 @@ def make_plan(
     if lab.builder.problem:
         variants = [v for v in possible if lab.builder.cached(v) is not None]
 
-    known: dict[str, Row] = {}
-    stale: set[str] = set()
     names = {c.slug for c in legal}
-    if request.force:
-        since = request.since
-        rows = [row for row in rows if since and row.provenance.created_at >= since]
-    stored = newest_by_slug(rows, problem)
-    for slug, row in stored.items():
-        state = validity(row, request.registry, lab.fingerprint, lab.today)
-        if slug not in names or row.status == "pruned" or not is_valid(state):
-            continue
-        if state == CURRENT or row.status == "ok":
-            known[slug] = row
-        if state != CURRENT and row.status == "ok":
-            stale.add(slug)
-
+    stored = standing(rows, problem, request, lab)
+    known = {slug: row for slug, (row, _) in stored.items() if slug in names}
+    stale = {slug for slug, (_, current) in stored.items() if slug in names and not current}
+    retime = to_retime(known, stale, vendors, variants, request)
     search_anew = partial(_search, problem, variants, hints.near(problem), request)
+    relied_on = not (retime or request.force)
     return BucketPlan(
         problem,
         vendors,
@@ -145,12 +154,28 @@ def make_plan(
         len(possible) - len(variants),
         known,
         frozenset(stale),
-        to_retime(known, stale, vendors, variants, request),
+        retime,
         tuple(v for v in vendors if v.slug not in known or is_screened(known[v.slug])),
         _undecided(known, request),
-        search_anew(list(known.values())),
+        search_anew(list(known.values()), make_search if relied_on else None),
         search_anew,
     )
+
+
+def standing(
+    rows: Iterable[Row], problem: Problem, request: TuneRequest, lab: Lab
+) -> dict[str, tuple[Row, bool]]:
+    """slug -> the newest row that stands today, and whether it is of today's versions."""
+    found: dict[str, tuple[Row, bool]] = {}
+    if request.force:
+        since = request.since
+        rows = [row for row in rows if since and row.provenance.created_at >= since]
+    for slug, row in newest_by_slug(rows, problem).items():
+        state = validity(row, request.registry, lab.fingerprint, lab.today)
+        current = state == CURRENT
+        if row.status != "pruned" and (current or (row.status == "ok" and is_valid(state))):
+            found[slug] = row, current
+    return found
 
 
 def ranking(rows: Iterable[Row], request: TuneRequest) -> list[Ranked]:

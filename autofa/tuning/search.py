@@ -1,16 +1,17 @@
-"""Which variants to measure next. The only place that knows Optuna.
+"""Which variants to measure next, by Optuna.
 
 A study is derived from measurements and lives in memory: one family's declared space, each
 parameter as the index into its ordered values (measured per trial: memory 5.6 ms, Optuna on SQLite
 73 ms). A space no larger than the trials is walked instead, without loading Optuna. What is tried
-next is for a `strategies.Strategy` to say.
+next is for a `strategies.Strategy` to say. `recording` has the searches whose studies live
+elsewhere.
 """
 
 from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -27,7 +28,7 @@ _HOPELESS = math.log(1.5)
 _MAX_REPEATS = 16
 
 
-def _quiet_optuna() -> None:
+def quiet_optuna() -> None:
     """Optuna without its own handler on stderr: what it says goes through Python's root logger."""
     import optuna
 
@@ -80,20 +81,29 @@ class FamilySearch:
         self._random = random.Random(seed)
 
     @cached_property
+    def _labels(self) -> tuple[str, ...]:
+        """What the study calls the parameters."""
+        return tuple(param.name for param in self.family.params)
+
+    @cached_property
     def _space(self) -> dict[str, optuna.distributions.BaseDistribution]:
         import optuna
 
         return {
-            param.name: optuna.distributions.IntDistribution(0, len(param.values) - 1)
-            for param in self.family.params
+            label: optuna.distributions.IntDistribution(0, len(param.values) - 1)
+            for label, param in zip(self._labels, self.family.params, strict=True)
         }
 
     @cached_property
     def _study(self) -> optuna.Study:
-        """Made at the first ask, filled with what was learnt before it."""
+        """Made at the first ask."""
+        quiet_optuna()
+        return self._open_study()
+
+    def _open_study(self) -> optuna.Study:
+        """Filled with what was learnt before."""
         import optuna
 
-        _quiet_optuna()
         study = optuna.create_study(sampler=self._strategy.sampler(self._seed))
         for slug, cost in self._costs.items():
             self._add(study, slug, cost)
@@ -108,7 +118,7 @@ class FamilySearch:
         }
 
     def _named(self, point: Point) -> dict[str, int]:
-        return dict(zip((param.name for param in self.family.params), point, strict=True))
+        return dict(zip(self._labels, point, strict=True))
 
     def _add(self, study: optuna.Study, slug: str, cost: float | None) -> None:
         import optuna
@@ -180,10 +190,9 @@ class FamilySearch:
         for _ in range(_MAX_REPEATS):
             chosen = self._chosen()
             if chosen is not None:
-                self._study.enqueue_trial(self._named(chosen))
+                self._propose(chosen)
             trial = self._study.ask(dict(self._space))
-            point = tuple(p.values[trial.params[p.name]] for p in self.family.params)
-            slug = self._by_values.get(point)
+            slug = self._slug_of(trial.params)
             if slug is None:
                 trial.set_constraint("illegal", 1.0)
                 self._study.tell(trial, 0.0)
@@ -196,7 +205,22 @@ class FamilySearch:
                 import optuna
 
                 self._study.tell(trial, state=optuna.trial.TrialState.FAIL)
-        return self._random.choice([s for s in self._legal if s not in self._asked])
+        return self._by_chance(
+            self._random.choice([s for s in self._legal if s not in self._asked])
+        )
+
+    def _propose(self, point: Point) -> None:
+        """Makes it the next that the study is asked for."""
+        self._study.enqueue_trial(self._named(point))
+
+    def _by_chance(self, slug: str) -> str:
+        """Takes what the sampler did not come to, beside it."""
+        return slug
+
+    def _slug_of(self, params: Mapping[str, int]) -> str | None:
+        """Of a trial's parameters; None for a point that is not legal."""
+        pairs = zip(self._labels, self.family.params, strict=True)
+        return self._by_values.get(tuple(p.values[params[label]] for label, p in pairs))
 
     def tell(self, variant: Variant, cost: float | None) -> None:
         """Takes the result of a variant that `ask` gave. None: it failed, and never wins."""
@@ -208,6 +232,10 @@ class FamilySearch:
             self._add(self._study, variant.slug, cost)
         else:
             self._finish(trial, cost)
+
+    def skip(self, variant: Variant) -> None:
+        """Takes back a variant that `ask` gave and that was not measured after all."""
+        self.tell(variant, None)
 
     def _finish(self, trial: optuna.Trial, cost: float | None) -> None:
         # TPE learns nothing from FAIL trials; a violated constraint steers it away.
@@ -221,7 +249,12 @@ class BucketSearch:
 
     Every family first gets its default, then an equal share of half the trials; what is left goes
     to the families that came within 1.5x of the best.
+
+    Attributes:
+        alone: whether this process is the only one that measures the problem.
     """
+
+    alone = True
 
     def __init__(self, searches: Sequence[FamilySearch], trials: int) -> None:
         self._searches = tuple(searches)
@@ -277,3 +310,10 @@ class BucketSearch:
     def tell(self, variant: Variant, cost: float | None) -> None:
         """The result of a variant that `ask` gave, as `FamilySearch.tell`."""
         self._of[variant.family.name].tell(variant, cost)
+
+    def skip(self, variant: Variant) -> None:
+        """As `FamilySearch.skip`."""
+        self._of[variant.family.name].skip(variant)
+
+    def close(self) -> None:
+        """Ends the asking: what was given and not measured is for others."""

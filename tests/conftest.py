@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shlex
 import shutil
 import signal
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -53,6 +55,24 @@ def postgres_url(postgres: postgres_server.Server) -> Iterator[str]:
     """An empty database of that server."""
     with postgres.database() as url:
         yield url
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
+def databases(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[], str]]:
+    """Makes empty databases: what is said of the store holds on a file and on a server alike."""
+    with ExitStack() as stack:
+        if request.param == "sqlite":
+            numbers = itertools.count()
+            yield lambda: str(tmp_path / f"folder %41?# {next(numbers)}" / "autofa.db")
+        else:
+            server = request.getfixturevalue("postgres")
+            yield lambda: stack.enter_context(server.database())
+
+
+@pytest.fixture
+def location(databases: Callable[[], str]) -> str:
+    """An empty database of each kind."""
+    return databases()
 
 
 def _no_nvcc() -> str | None:

@@ -6,12 +6,15 @@ import tempfile
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from autofa.device import DeviceKey
 from autofa.problem import Problem
+from autofa.store.reader import sqlite_path
 from autofa.store.repository import Repository
 from autofa.store.rows import Provenance, Row
+
+Location = TypeVar("Location", str, Path)
 
 H200 = DeviceKey("cuda", "NVIDIA H200", "sm_90", 132, 140)
 CPU = DeviceKey("cpu", "Test CPU", "x86-64-v4", 2)
@@ -75,11 +78,13 @@ def _empty_database() -> bytes:
         return path.read_bytes()
 
 
-def fill(path: Path, *rows: Row) -> Path:
-    """A database with these rows; its tables are copied, which is faster than migrating."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if not path.exists():
-        path.write_bytes(_empty_database())
-    with Repository.open(path, write=True) as repository:
+def fill(location: Location, *rows: Row) -> Location:
+    """A database with these rows; a file's tables are copied, which is faster than migrating."""
+    path = sqlite_path(location)
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.exists():
+            path.write_bytes(_empty_database())
+    with Repository.open(location, write=True) as repository:
         repository.add(rows)
-    return path
+    return location

@@ -18,6 +18,7 @@ from multiprocessing.context import ForkProcess
 from pathlib import Path
 
 import pytest
+from store_places import Databases, is_file, read, stored
 from store_processes import PROCESSES, in_processes
 from store_samples import H200, at, failed, fill, make_row
 
@@ -37,24 +38,27 @@ def filled(path: Path) -> Path:
     return fill(path, make_row())
 
 
-def test_many_processes_may_create_the_database(tmp_path: Path) -> None:
-    for attempt in range(10):
-        path = tmp_path / f"round {attempt}" / "autofa.db"
+def test_many_processes_may_create_the_database(databases: Databases) -> None:
+    for _ in range(10 if is_file(first := databases()) else 2):
+        location = databases()
 
-        def work(number: int, path: Path = path) -> None:
-            with Repository.open(path, write=True) as repository:
-                repository.add([make_row("torch.sdpa"), make_row(f"test.kernel-{number}")])
+        def work(number: int, location: str = location) -> None:
+            with Repository.open(location, write=True) as repository:
+                # In another order each, as tunes of the same shapes are.
+                rows = [make_row("torch.sdpa"), make_row(f"test.kernel-{number}")]
+                assert 1 <= repository.add(rows[:: 1 - 2 * (number % 2)]) <= 2
 
         assert in_processes(8, work) == []
-        assert len(reader.read(path, H200)) == 9
+        assert len(read(location, H200)) == len(stored(location)) == 9
+    assert read(first, H200) == []
 
 
-def test_threads_may_create_and_share_a_database(path: Path) -> None:
+def test_threads_may_create_and_share_a_database(location: str) -> None:
     errors: list[BaseException] = []
 
     def work(number: int) -> None:
         try:
-            with Repository.open(path, write=True) as repository:
+            with Repository.open(location, write=True) as repository:
                 repository.add([make_row(f"test.kernel-{number}")])
                 assert make_row(f"test.kernel-{number}") in repository.rows()
         except BaseException as error:
@@ -66,7 +70,7 @@ def test_threads_may_create_and_share_a_database(path: Path) -> None:
     for thread in threads:
         thread.join()
     assert errors == []
-    assert len(reader.read(path, H200)) == 6
+    assert len(read(location, H200)) == 6
 
 
 @pytest.mark.parametrize("journal", ["wal", "delete"])
@@ -139,19 +143,21 @@ def test_a_crashed_writers_journal_is_rolled_back(filled: Path) -> None:
         assert repository.add([make_row("torch.flash")]) == 1
 
 
-def test_a_tuner_in_every_process_loses_nothing(path: Path) -> None:
+def test_a_tuner_in_every_process_loses_nothing(location: str) -> None:
+    turns = 10 if is_file(location) else 4
+
     def work(number: int) -> None:
-        for turn in range(10):
+        for turn in range(turns):
             mine = [make_row(f"test.kernel-{number}", run=f"{turn}.{i}") for i in range(3)]
             shared = make_row("torch.sdpa", run=f"{turn}")
-            with Repository.open(path, write=True) as repository:
+            with Repository.open(location, write=True) as repository:
                 assert 3 <= repository.add([*mine, shared]) <= 4
                 assert set(mine) <= set(repository.rows())
-            assert {*mine, shared} <= set(reader.read(path, H200))
+            assert {*mine, shared} <= set(read(location, H200))
 
     assert in_processes(8, work) == []
-    assert len(reader.read(path, H200)) == 8 * 10 * 3 + 10
-    assert _run(["db", "check", "--db", str(path)]) == 0
+    assert len(read(location, H200)) == 8 * turns * 3 + turns
+    assert _run(["db", "check", "--db", location]) == 0
 
 
 def end(child: ForkProcess, after: float) -> None:
@@ -162,19 +168,19 @@ def end(child: ForkProcess, after: float) -> None:
     assert child.exitcode in (0, -signal.SIGKILL)
 
 
-def test_a_writer_killed_at_any_moment_loses_and_doubles_nothing(path: Path) -> None:
+def test_a_writer_killed_at_any_moment_loses_and_doubles_nothing(location: str) -> None:
     batch = 5
     draw = random.Random(0)
     sent: list[str] = []
 
     def write(life: int, done: Connection) -> None:
-        with Repository.open(path, write=True) as repository:
+        with Repository.open(location, write=True) as repository:
             for turn in range(10**6):
                 run = f"{life}.{turn}"
                 repository.add([make_row(f"test.kernel-{i}", run=run) for i in range(batch)])
                 done.send(run)
 
-    for life in range(30):
+    for life in range(30 if is_file(location) else 10):
         ours, theirs = PROCESSES.Pipe(duplex=False)
         child = PROCESSES.Process(target=write, args=(life, theirs))
         child.start()
@@ -188,12 +194,12 @@ def test_a_writer_killed_at_any_moment_loses_and_doubles_nothing(path: Path) -> 
         except EOFError:
             pass
         found: dict[str, int] = {}
-        for row in reader.read(path, H200):
+        for row in read(location, H200):
             found[row.run] = found.get(row.run, 0) + 1
         assert set(found.values()) <= {batch}, "half a batch, or one twice"
         assert set(sent) <= set(found), "a batch was lost that had been stored"
-    assert len(sent) > 30
-    assert _run(["db", "check", "--db", str(path)]) == 0
+    assert len(sent) > 20
+    assert _run(["db", "check", "--db", location]) == 0
 
 
 def test_an_import_killed_at_any_moment_stored_all_or_nothing(tmp_path: Path) -> None:

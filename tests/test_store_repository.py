@@ -10,6 +10,7 @@ import time
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from alembic.autogenerate import compare_metadata
@@ -17,7 +18,7 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from sqlalchemy import create_engine
+from store_places import Databases, clear, engine_of, execute, is_file, read, tables
 from store_samples import CPU, H200, PROBLEM, PROVENANCE, at, failed, fill, make_row
 
 from autofa.device import DeviceKey
@@ -44,14 +45,14 @@ def sql(path: Path, statement: str, *values: object) -> list[tuple[object, ...]]
         return connection.execute(statement, values).fetchall()
 
 
-def test_rows_come_back_exactly(path: Path) -> None:
+def test_rows_come_back_exactly(location: str) -> None:
     rows = [
         make_row(),
         failed("torch.flash", message="odd: \0 \udc80 \U0001f600 ' \" ; --"),
         make_row("torch.cudnn", 0.1 + 0.2, error=None, problem=RAGGED, provenance=at(3)),
         make_row("cpu.x", device=CPU, problem=replace(PROBLEM, device="cpu", dtype="f32")),
     ]
-    with Repository.open(path, write=True) as repository:
+    with Repository.open(location, write=True) as repository:
         assert repository.add(rows) == 4
         assert repository.rows() == rows
         assert [row.content_hash for row in repository.rows()] == [r.content_hash for r in rows]
@@ -59,56 +60,56 @@ def test_rows_come_back_exactly(path: Path) -> None:
         assert repository.rows(device=CPU) == rows[3:]
         assert repository.rows(bucket=bucket_of(PROBLEM)) == rows[:3]
         assert repository.rows(device=H200, ok_only=True) == [rows[0], rows[2]]
-    with Repository.open(path, write=False) as repository:
+    with Repository.open(location, write=False) as repository:
         assert repository.rows() == rows
 
 
-def test_adding_again_changes_nothing(path: Path) -> None:
+def test_adding_again_changes_nothing(location: str) -> None:
     rows = [make_row(), make_row("torch.flash")]
-    with Repository.open(path, write=True) as repository:
+    with Repository.open(location, write=True) as repository:
         assert repository.add(rows) == 2
         assert repository.add([*rows, make_row("torch.cudnn"), *rows]) == 1
         assert repository.add([]) == 0
         assert len(repository.rows()) == 3
 
 
-def test_a_batch_with_an_impossible_row_is_refused_whole(path: Path) -> None:
-    with Repository.open(path, write=True) as repository:
+def test_a_batch_with_an_impossible_row_is_refused_whole(location: str) -> None:
+    with Repository.open(location, write=True) as repository:
         with pytest.raises(ValueError, match="time_p90"):
             repository.add([make_row(), make_row("torch.flash", time_p90=float("nan"))])
         assert repository.rows() == []
 
 
-def test_a_repository_opened_for_reading_does_not_write(path: Path) -> None:
-    fill(path, make_row())
+def test_a_repository_opened_for_reading_does_not_write(location: str) -> None:
+    fill(location, make_row())
     with (
-        Repository.open(path, write=False) as repository,
+        Repository.open(location, write=False) as repository,
         pytest.raises(StoreUnwritableError, match="opened for reading"),
     ):
         repository.add([make_row("torch.flash")])
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
-        {"name": "NVIDIA H200 NVL"},
-        {"name": "NVIDIA H200 MIG 1g.18gb", "units": 16},
-        {"name": "nvidia h200"},
-        {"name": "NVIDIA H200 "},
-        {"name": "NVIDIA H_00"},
-        {"name": "NVIDIA H%"},
-        {"arch": "sm_90a"},
-        {"units": 16},
-        {"memory_gib": 141},
-    ],
-    ids=str,
-)
-def test_a_device_is_matched_exactly(path: Path, other: dict[str, object]) -> None:
-    fill(path, make_row())
-    key = replace(H200, **other)
-    assert reader.read(path, key) == []
-    with Repository.open(path, write=False) as repository:
-        assert repository.rows(device=key) == []
+OTHERS: list[dict[str, Any]] = [
+    {"name": "NVIDIA H200 NVL"},
+    {"name": "NVIDIA H200 MIG 1g.18gb", "units": 16},
+    {"name": "nvidia h200"},
+    {"name": "NVIDIA H200 "},
+    {"name": "NVIDIA H_00"},
+    {"name": "NVIDIA H%"},
+    {"arch": "sm_90a"},
+    {"units": 16},
+    {"memory_gib": 141},
+]
+
+
+def test_a_device_is_matched_exactly(location: str) -> None:
+    fill(location, make_row())
+    assert read(location, H200) == [make_row()]
+    with Repository.open(location, write=False) as repository:
+        for other in OTHERS:
+            key = replace(H200, **other)
+            assert read(location, key) == []
+            assert repository.rows(device=key) == []
 
 
 kernels = st.sampled_from(["torch.sdpa", "torch.flash"])
@@ -134,18 +135,17 @@ histories = st.lists(
 )
 
 
-@given(histories)
+@given(rows=histories)
 @settings(
     max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-def test_the_reader_answers_as_the_repository(
-    tmp_path_factory: pytest.TempPathFactory, rows: list[Row]
-) -> None:
-    path = tmp_path_factory.mktemp("contract") / "autofa.db"
-    fill(path, *rows)
-    with Repository.open(path, write=False) as repository:
+def test_dispatch_is_given_what_the_repository_gives(location: str, rows: list[Row]) -> None:
+    fill(location)
+    clear(location)
+    fill(location, *rows)
+    with Repository.open(location, write=False) as repository:
         for device in (H200, CPU):
-            found = reader.read(path, device)
+            found = read(location, device)
             assert found == repository.rows(device=device, ok_only=True)
             # What the view leaves out, ranking all of the rows leaves out too.
             for fingerprint in ("torch==2.12", "torch==2.13"):
@@ -188,16 +188,16 @@ def test_two_thousand_rows_are_read_quickly(path: Path) -> None:
     assert min(costs) < 0.08
 
 
-def test_migrations_and_models_agree(path: Path) -> None:
-    Repository.open(path, write=True).close()
-    engine = create_engine("sqlite://", creator=lambda: sqlite3.connect(path))
+def test_migrations_and_models_agree(location: str) -> None:
+    Repository.open(location, write=True).close()
+    engine = engine_of(location)
     with engine.connect() as connection:
         context = MigrationContext.configure(
             connection, opts={"version_table": columns.VERSION_TABLE, "compare_type": True}
         )
         assert compare_metadata(context, Base.metadata) == []
-    names = {name for (name,) in sql(path, "SELECT name FROM sqlite_master WHERE type != 'index'")}
-    assert all(str(name).startswith("autofa_") for name in names)
+    engine.dispose()
+    assert all(table.startswith("autofa_") for table, _ in tables(location))
 
 
 def test_the_schema_is_the_newest_migration() -> None:
@@ -306,18 +306,54 @@ HOSTILE = [
 ]
 
 
+# What a server's types let happen too.
+ANYWHERE = [
+    "UPDATE autofa_measurement SET time_ms = NULL WHERE slug = 'bad'",
+    "UPDATE autofa_measurement SET call_ms = -1 WHERE slug = 'bad'",
+    "UPDATE autofa_measurement SET created_at = 'yesterday' WHERE slug = 'bad'",
+    "UPDATE autofa_measurement SET problem = '1,8,long,64 f16 none' WHERE slug = 'bad'",
+    "UPDATE autofa_provenance SET document = '{bad' WHERE document LIKE '%bad%'",
+    "UPDATE autofa_provenance SET document = '[]' WHERE document LIKE '%bad%'",
+]
+
+
+def test_damage_on_a_server_or_in_a_file_costs_its_own_row(
+    databases: Databases, caplog: pytest.LogCaptureFixture
+) -> None:
+    good = [make_row(), make_row("torch.flash")]
+    bad = make_row("bad", provenance=replace(PROVENANCE, host="bad", details="{}"))
+    location = fill(databases(), good[0], bad, good[1])
+    for damage in ANYWHERE:
+        clear(location)
+        fill(location, good[0], bad, good[1])
+        execute(location, damage)
+        caplog.clear()
+        with caplog.at_level(logging.WARNING):
+            assert read(location, H200) == good
+            with Repository.open(location, write=False) as repository:
+                assert repository.rows() == good
+                assert len(repository.audit().damaged) == 1
+        assert [r.message.endswith("1 damaged rows were left out") for r in caplog.records] == [
+            True,
+            True,
+        ]
+
+
 @pytest.mark.parametrize("text", HOSTILE)
-def test_stored_strings_are_only_data(path: Path, text: str) -> None:
+def test_stored_strings_are_only_data(location: str, text: str) -> None:
+    if not is_file(location):
+        text = text.replace("\0", "")  # which a server's texts cannot hold
     device = DeviceKey("cuda", text.replace("\0", ""), "sm_90", 132, 140)
     row = make_row(device=device, message=text)
-    fill(path, make_row(), row)
-    sql(path, "UPDATE autofa_measurement SET slug = ?, family = ? WHERE message != ''", text, text)
-    found = [*reader.read(path, device), *reader.read(path, H200)]
+    fill(location, make_row(), row)
+    change = "UPDATE autofa_measurement SET slug = :text, family = :text WHERE message != ''"
+    execute(location, change, text=text)
+    found = [*read(location, device), *read(location, H200)]
     assert make_row() in found
     for odd in found:
         answer = validity(odd, REGISTRY, lambda variant, target: "")
         assert odd == make_row() or not is_valid(answer)
-    assert len(sql(path, "SELECT * FROM autofa_measurement")) == 2
+    assert len(execute(location, "SELECT id FROM autofa_measurement")) == 2
 
 
 @pytest.mark.parametrize(

@@ -12,12 +12,14 @@ from typing import Any
 
 import pytest
 from alembic.script import ScriptDirectory
+from store_places import Databases, execute, install, is_file, read, stored, tables
 from store_processes import in_processes
 from store_samples import CPU, H200, make_row
 
 from autofa.errors import StoreUnwritableError
 from autofa.resources import db_dir
-from autofa.store import columns, migrate, reader
+from autofa.store import columns, migrate
+from autofa.store.columns import VERSION_TABLE
 from autofa.store.exchange import export_lines
 from autofa.store.repository import Repository
 
@@ -29,18 +31,16 @@ NEXT = f"{int(columns.SCHEMA) + 1:04}"
 STEP = "op.execute('CREATE TABLE autofa_next (id INTEGER)')"
 
 
-def database(path: Path, revision: str) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with closing(sqlite3.connect(path)) as connection:
-        connection.executescript((SCHEMAS / f"{revision}.sql").read_text(encoding="utf-8"))
-    return path
+def database(location: str, revision: str) -> str:
+    if is_file(location):
+        Path(location).parent.mkdir(parents=True, exist_ok=True)
+    install(location, SCHEMAS / f"{revision}.sql", revision)
+    return location
 
 
-def exported(path: Path, *, write: bool = False) -> str:
-    with Repository.open(path, write=write) as repository:
-        found = repository.audit()
-    assert found.damaged == ()
-    return "".join(export_lines(found.rows))
+def exported(location: str, *, write: bool = False) -> str:
+    Repository.open(location, write=write).close()
+    return "".join(export_lines(stored(location)))
 
 
 def expected(revision: str) -> str:
@@ -50,6 +50,13 @@ def expected(revision: str) -> str:
 def dump(path: Path) -> list[str]:
     with closing(sqlite3.connect(path)) as connection:
         return sorted(connection.iterdump())
+
+
+def whole(location: str) -> object:
+    """All that a migration could change."""
+    if is_file(location):
+        return dump(Path(location))
+    return tables(location), exported(location), execute(location, f"TABLE {VERSION_TABLE}")
 
 
 @pytest.fixture
@@ -85,48 +92,47 @@ def test_every_schema_has_its_fixture() -> None:
 
 
 @pytest.mark.parametrize("revision", REVISIONS)
-def test_a_database_of_every_schema_keeps_every_row(path: Path, revision: str) -> None:
-    database(path, revision)
-    assert exported(path, write=True) == expected(revision)
-    fresh = path.with_name("fresh.db")
+def test_a_database_of_every_schema_keeps_every_row(databases: Databases, revision: str) -> None:
+    location = database(databases(), revision)
+    assert exported(location, write=True) == expected(revision)
+    fresh = databases()
     Repository.open(fresh, write=True).close()
-    shape = "SELECT type, name, tbl_name FROM sqlite_master ORDER BY 1, 2"
-    with closing(sqlite3.connect(path)) as old, closing(sqlite3.connect(fresh)) as new:
-        assert old.execute(shape).fetchall() == new.execute(shape).fetchall()
-    with Repository.open(path, write=False) as repository:
+    assert tables(location) == tables(fresh)
+    with Repository.open(location, write=False) as repository:
         for device in (H200, CPU):
-            usable = reader.read(path, device)
-            assert usable == repository.rows(device, ok_only=True) != []
+            assert read(location, device) == repository.rows(device, ok_only=True) != []
+    with Repository.open(location, write=True) as repository:
+        assert repository.add([make_row("test.new")]) == 1
 
 
 @pytest.mark.parametrize("revision", REVISIONS)
 def test_a_schema_to_come_is_reached_from_every_one(
-    path: Path, upcoming: Path, revision: str
+    location: str, upcoming: Path, revision: str
 ) -> None:
-    database(path, revision)
-    before = dump(path)
-    assert exported(path, write=True) == expected(revision)
-    (copy,) = path.parent.glob(f"autofa.db.{revision}-*Z")
-    assert dump(copy) == before
-    with closing(sqlite3.connect(path)) as connection:
-        assert connection.execute("SELECT count(*) FROM autofa_next").fetchone() == (0,)
+    database(location, revision)
+    before = whole(location)
+    assert exported(location, write=True) == expected(revision)
+    assert execute(location, "SELECT count(*) FROM autofa_next") == [(0,)]
+    if is_file(location):  # a server's owner has backups
+        (copy,) = Path(location).parent.glob(f"autofa.db.{revision}-*Z")
+        assert dump(copy) == before
 
 
-def test_a_migration_that_fails_changes_nothing(path: Path, upcoming: Path) -> None:
-    database(path, REVISIONS[-1])
-    before = dump(path)
+def test_a_migration_that_fails_changes_nothing(location: str, upcoming: Path) -> None:
+    database(location, REVISIONS[-1])
+    before = whole(location)
     write_step(upcoming, f"{STEP}; op.execute('DELETE FROM autofa_measurement'); 1 / 0")
     with pytest.raises(ZeroDivisionError):
-        Repository.open(path, write=True)
-    assert dump(path) == before
+        Repository.open(location, write=True)
+    assert whole(location) == before
     write_step(upcoming, STEP)
-    assert exported(path, write=True) == expected(REVISIONS[-1])
+    assert exported(location, write=True) == expected(REVISIONS[-1])
 
 
 def test_a_migration_without_room_for_its_copy_does_not_begin(
     path: Path, upcoming: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    database(path, REVISIONS[-1])
+    database(str(path), REVISIONS[-1])
     before = dump(path)
     connect = sqlite3.connect
 
@@ -144,13 +150,21 @@ def test_a_migration_without_room_for_its_copy_does_not_begin(
     assert not list(path.parent.glob("autofa.db.*-*Z"))
 
 
-def test_many_processes_migrate_once(path: Path, upcoming: Path) -> None:
-    database(path, REVISIONS[-1])
+@pytest.mark.parametrize("revision", REVISIONS)
+@pytest.mark.parametrize("processes", [2, 8])
+def test_many_processes_migrate_once(
+    location: str, upcoming: Path, revision: str, processes: int
+) -> None:
+    database(location, revision)
+    # A second creation of the table would raise.
+    write_step(upcoming, f"{STEP}; op.execute('SELECT count(*) FROM autofa_measurement')")
 
     def work(number: int) -> None:
-        with Repository.open(path, write=True) as repository:
+        with Repository.open(location, write=True) as repository:
             repository.add([make_row(f"test.kernel-{number}")])
 
-    assert in_processes(6, work) == []
-    assert len(exported(path).splitlines()) == len(expected(REVISIONS[-1]).splitlines()) + 6
-    assert len(list(path.parent.glob("autofa.db.*-*Z"))) == 1
+    assert in_processes(processes, work) == []
+    assert len(exported(location).splitlines()) == len(expected(revision).splitlines()) + processes
+    assert execute(location, f"SELECT version_num FROM {VERSION_TABLE}") == [(NEXT,)]
+    if is_file(location):
+        assert len(list(Path(location).parent.glob("autofa.db.*-*Z"))) == 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -128,13 +128,16 @@ class Repository:
     @classmethod
     def _open_server(cls, location: str, write: bool) -> Repository:
         engine, where = engines.server_engine(location)
-        with engines.translated(where, engine.url):
+        with ExitStack() as unused, engines.translated(where, engine.url):
+            unused.callback(engine.dispose)
             if write:
                 migrate.upgrade(engine, where, None)
-                return cls(engine, engine, where)
-            with engine.connect() as connection:
-                found = migrate.revision(connection, where)
-        return cls(engine if found else None, None, where)
+            else:
+                with engine.connect() as connection:
+                    if migrate.revision(connection, where) is None:
+                        return cls(None, None, where)
+            unused.pop_all()
+        return cls(engine, engine if write else None, where)
 
     def __enter__(self) -> Repository:
         return self

@@ -1,4 +1,4 @@
-// The few host functions that a launch needs; kernels run at once, block by block.
+// The few host functions that a launch needs; kernels run at once, cluster by cluster.
 #pragma once
 
 #include "autofa/abi.h"
@@ -6,28 +6,88 @@
 
 using cudaError_t = int;
 using cudaStream_t = void*;
-constexpr cudaError_t cudaSuccess = 0, cudaErrorInvalidValue = 1;
+constexpr cudaError_t cudaSuccess = 0, cudaErrorInvalidValue = 1, cudaErrorLaunchFailure = 719;
 constexpr int cudaFuncAttributeMaxDynamicSharedMemorySize = 8;
+constexpr int cudaFuncAttributeNonPortableClusterSizeAllowed = 16;
+constexpr int cudaDevAttrMultiProcessorCount = 16;
+// Few SMs, so that a persistent block gets several tiles.
+constexpr int kEmulatedProcessors = 3;
 
 inline size_t granted_shared_memory = 48 * 1024;
 
 inline cudaError_t cudaGetLastError() { return cudaSuccess; }
 
-inline cudaError_t cudaFuncSetAttribute(const void*, int, int bytes) {
-  granted_shared_memory = static_cast<size_t>(bytes);
-  return cudaSuccess;
-}
-
-// Every kernel of this project takes one autofa_params by value.
-inline cudaError_t cudaLaunchKernel(const void* kernel, dim3 grid, dim3 block, void** arguments,
-                                    size_t shared_bytes, cudaStream_t) {
-  static void (*entry)(autofa_params);
-  entry = reinterpret_cast<void (*)(autofa_params)>(const_cast<void*>(kernel));
-  if (shared_bytes > granted_shared_memory || grid.x == 0) return cudaErrorInvalidValue;
-  emulator::argument = arguments[0];
-  emulator::body = [](const void* call) { entry(*static_cast<const autofa_params*>(call)); };
-  for (blockIdx.x = 0; blockIdx.x < grid.x; ++blockIdx.x) {
-    emulator::run_block(block.x, blockIdx.x);
+template <class Function>
+inline cudaError_t cudaFuncSetAttribute(Function, int attribute, int value) {
+  if (attribute == cudaFuncAttributeMaxDynamicSharedMemorySize) {
+    granted_shared_memory = static_cast<size_t>(value);
   }
   return cudaSuccess;
 }
+
+inline cudaError_t cudaDeviceGetAttribute(int* value, int attribute, int) {
+  if (attribute != cudaDevAttrMultiProcessorCount) return cudaErrorInvalidValue;
+  *value = kEmulatedProcessors;
+  return cudaSuccess;
+}
+
+inline cudaError_t emulate_launch(dim3 grid, dim3 threads, unsigned ranks, size_t shared_bytes,
+                                  std::function<void()> body) {
+  if (shared_bytes > granted_shared_memory || grid.x == 0 || grid.x % ranks != 0) {
+    return cudaErrorInvalidValue;
+  }
+  emulator::body = std::move(body);
+  gridDim = grid;
+  for (unsigned first = 0; first < grid.x; first += ranks) {
+    if (!emulator::run_cluster(first, ranks, threads.x)) return cudaErrorLaunchFailure;
+  }
+  return cudaSuccess;
+}
+
+// Every kernel that is launched like this takes one autofa_params by value.
+inline cudaError_t cudaLaunchKernel(const void* kernel, dim3 grid, dim3 block, void** arguments,
+                                    size_t shared_bytes, cudaStream_t) {
+  const auto entry = reinterpret_cast<void (*)(autofa_params)>(const_cast<void*>(kernel));
+  const auto* call = static_cast<const autofa_params*>(arguments[0]);
+  return emulate_launch(grid, block, 1, shared_bytes, [=] { entry(*call); });
+}
+
+enum { cudaLaunchAttributeClusterDimension = 4 };
+struct cudaLaunchAttribute {
+  int id;
+  struct {
+    dim3 clusterDim;
+  } val;
+};
+struct cudaLaunchConfig_t {
+  dim3 gridDim, blockDim;
+  size_t dynamicSmemBytes = 0;
+  cudaStream_t stream = nullptr;
+  cudaLaunchAttribute* attrs = nullptr;
+  unsigned numAttrs = 0;
+};
+
+inline unsigned emulated_ranks(const cudaLaunchConfig_t* config) {
+  for (unsigned i = 0; i < config->numAttrs; ++i) {
+    if (config->attrs[i].id == cudaLaunchAttributeClusterDimension) {
+      return config->attrs[i].val.clusterDim.x;
+    }
+  }
+  return 1;
+}
+
+template <class Argument>
+inline cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Argument),
+                                      const Argument& argument) {
+  return emulate_launch(config->gridDim, config->blockDim, emulated_ranks(config),
+                        config->dynamicSmemBytes, [&] { kernel(argument); });
+}
+
+template <class Function>
+inline cudaError_t cudaOccupancyMaxActiveClusters(int* clusters, Function,
+                                                  const cudaLaunchConfig_t* config) {
+  *clusters = kEmulatedProcessors / static_cast<int>(emulated_ranks(config));
+  return *clusters > 0 ? cudaSuccess : cudaErrorInvalidValue;
+}
+
+#include "tensor_map_encoder.h"

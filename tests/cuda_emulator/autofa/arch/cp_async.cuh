@@ -6,7 +6,9 @@
 namespace autofa {
 
 inline void cp_async_16(uint32_t target, const void* source, bool valid = true) {
-  if (valid && reinterpret_cast<uintptr_t>(source) % 16 != 0) abort();
+  if (valid && reinterpret_cast<uintptr_t>(source) % 16 != 0) {
+    emulator::fail("cp.async from a misaligned address");
+  }
   emulator::self().copies.push_back({target, source, valid});
 }
 

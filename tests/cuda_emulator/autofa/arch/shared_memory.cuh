@@ -6,12 +6,23 @@
 namespace autofa {
 
 inline uint32_t shared_address(const void* pointer) {
-  return static_cast<uint32_t>(static_cast<const unsigned char*>(pointer) - emulator::shared_base);
+  const auto offset = static_cast<const unsigned char*>(pointer) - emulator::shared_base;
+  return static_cast<uint32_t>(offset) | emulator::block->rank << 24;
+}
+
+// What lies at an address in any block of the cluster.
+inline unsigned char* cluster_pointer(uint32_t address, int bytes) {
+  const uint32_t rank = address >> 24, offset = address & 0xffffff;
+  if (rank >= emulator::cluster.size() || offset + bytes > emulator::shared_bytes) {
+    emulator::fail("a shared-memory address outside the cluster");
+  }
+  if (offset % bytes != 0) emulator::fail("a misaligned shared-memory address");
+  return emulator::cluster[rank].shared + offset;
 }
 
 inline unsigned char* shared_pointer(uint32_t address, int bytes) {
-  if (address % bytes != 0 || address + bytes > emulator::shared_bytes) abort();
-  return emulator::shared_base + address;
+  if (address >> 24 != emulator::block->rank) emulator::fail("shared memory of another block");
+  return cluster_pointer(address, bytes);
 }
 
 inline uint32_t load_shared_4(uint32_t address) {
@@ -22,11 +33,23 @@ inline uint32_t load_shared_4(uint32_t address) {
 inline void load_shared_16(uint32_t (&words)[4], uint32_t address) {
   std::memcpy(words, shared_pointer(address, 16), 16);
 }
+
+// wgmma and TMA may not touch these bytes before the thread's fence_proxy_async().
+inline void note_plain_store(uint32_t address) {
+  const uint32_t chunk = (address & 0xffffff) / 16;
+  uint16_t& owner = emulator::block->stored[chunk];
+  if (owner == emulator::current + 1) return;
+  owner = static_cast<uint16_t>(emulator::current + 1);
+  emulator::self().stores.push_back(chunk);
+}
+
 inline void store_shared_4(uint32_t address, uint32_t word) {
   std::memcpy(shared_pointer(address, 4), &word, 4);
+  note_plain_store(address);
 }
 inline void store_shared_16(uint32_t address, const uint32_t (&words)[4]) {
   std::memcpy(shared_pointer(address, 16), words, 16);
+  note_plain_store(address);
 }
 
 }  // namespace autofa

@@ -1,0 +1,68 @@
+// Host side of TMA: the maps that tell a kernel's copies where the rows of a call's tensors lie.
+//
+// A map costs the driver about a microsecond of the host's time, touches no device and is part of
+// the launch's parameters, so that each launch makes its own: under stream capture too.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "autofa/abi.h"
+#include "autofa/arch/tma.cuh"
+
+namespace autofa {
+
+// cuTensorMapEncodeTiled and the values of its enums that are used here, as the driver's <cuda.h>
+// has them, which is not included for them alone: it takes longer to compile than a kernel.
+using TensorMapEncoder = int (*)(TensorMap* map, int type, uint32_t rank, void* base,
+                                 const uint64_t* sizes, const uint64_t* strides,
+                                 const uint32_t* box, const uint32_t* steps, int interleave,
+                                 int swizzle, int promotion, int fill);
+constexpr int kTensorMapF16 = 6, kTensorMapBf16 = 9, kTensorMapSwizzle128 = 3,
+              kTensorMapPromote256 = 3;
+
+// The driver's, asked for at run time: a variant is not linked to the driver. Null if it has none.
+inline TensorMapEncoder tensor_map_encoder() {
+  static const TensorMapEncoder encoder = [] {
+    void* found = nullptr;
+    cudaDriverEntryPointQueryResult result;
+    const cudaError_t error = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found,
+                                                               12000, cudaEnableDefault, &result);
+    if (error != cudaSuccess) cudaGetLastError();
+    const bool there = error == cudaSuccess && result == cudaDriverEntryPointSuccess;
+    return there ? reinterpret_cast<TensorMapEncoder>(found) : nullptr;
+  }();
+  return encoder;
+}
+
+// A tensor of a call: 16-bit elements, strides of batch, head and row in elements.
+struct TensorRows {
+  const void* base;
+  const int64_t (&strides)[3];
+  int64_t batch, heads, rows, columns;
+};
+
+// Makes the map by which tma_load(column, row, head, batch) copies `box_rows` rows of 64 columns,
+// swizzled as wgmma reads them; columns, rows and heads that do not exist arrive as zeros. False
+// where the tensor is empty, or lies as TMA cannot read it: every stride in multiples of 16 bytes
+// below 2^40, and the base aligned to 16 bytes.
+inline bool make_tensor_map(TensorMap& map, int dtype, const TensorRows& tensor, int box_rows) {
+  const TensorMapEncoder encode = tensor_map_encoder();
+  if (encode == nullptr) return false;
+  const uint64_t sizes[4] = {
+      static_cast<uint64_t>(tensor.columns), static_cast<uint64_t>(tensor.rows),
+      static_cast<uint64_t>(tensor.heads), static_cast<uint64_t>(tensor.batch)};
+  uint64_t strides[3];
+  for (int i = 0; i < 3; ++i) {
+    // Where there is one row, head or batch, its stride leads nowhere and may be anything.
+    strides[i] = sizes[i + 1] == 1 ? 16 : static_cast<uint64_t>(tensor.strides[2 - i]) * 2;
+  }
+  const uint32_t box[4] = {64, static_cast<uint32_t>(box_rows), 1, 1};
+  constexpr uint32_t steps[4] = {1, 1, 1, 1};
+  return encode(&map, dtype == AUTOFA_F16 ? kTensorMapF16 : kTensorMapBf16, 4,
+                const_cast<void*>(tensor.base), sizes, strides, box, steps, 0, kTensorMapSwizzle128,
+                kTensorMapPromote256, 0) == 0;
+}
+
+}  // namespace autofa

@@ -1,9 +1,10 @@
-"""What a tune shows while it runs: a live bar on a terminal, one line per bucket elsewhere."""
+"""What a tune shows while it runs: a live bar per device on a terminal, else a line per bucket."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 from rich.console import Console
 from rich.markup import escape
@@ -48,8 +49,16 @@ class _Remaining(ProgressColumn):
 @contextmanager
 def shown() -> Iterator[OnEvent]:
     """Gives the listener that prints a tune's events to stderr."""
+    with shown_together() as listener:
+        yield listener("")
+
+
+@contextmanager
+def shown_together() -> Iterator[Callable[[str], OnEvent]]:
+    """Gives what makes listeners, one for each device by its name, which begins its lines."""
     console = Console(stderr=True, highlight=False)
     bar = Progress(
+        TextColumn("{task.fields[device]}"),
         TextColumn("{task.description}"),
         BarColumn(bar_width=24),
         TextColumn("{task.completed}/{task.total}"),
@@ -59,10 +68,16 @@ def shown() -> Iterator[OnEvent]:
         transient=True,
         disable=not console.is_terminal,
     )
-    task = bar.add_task("planning", total=None)
+    with bar:
+        yield partial(_listener, console, bar)
+
+
+def _listener(console: Console, bar: Progress, device: str) -> OnEvent:
+    task = bar.add_task("planning", total=None, device=device)
+    prefix = f"{device}: " if device else ""
 
     def say(text: str) -> None:
-        console.print(escape(text), soft_wrap=True)
+        console.print(escape(prefix + text), soft_wrap=True)
 
     def on_event(event: Event) -> None:
         if isinstance(event, TuneStarted):
@@ -88,5 +103,4 @@ def shown() -> Iterator[OnEvent]:
         elif isinstance(event, Notice):
             say(f"note: {event.message}")
 
-    with bar:
-        yield on_event
+    return on_event

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 
 import click
 
 from autofa.cli.options import database_of, db_option, mode_option, read_settings, split_names
-from autofa.cli.progress import shown
+from autofa.cli.progress import shown, shown_together
 from autofa.cli.streams import go_to_one_place
+from autofa.device import DeviceKey
 from autofa.problem import Problem, parse_dtype
 from autofa.tuning.control import signals_interrupt
 from autofa.tuning.events import BucketDone, Event
@@ -37,7 +39,11 @@ def _device(asked: str | None) -> str:
 @click.option(
     "--shape", "shapes", multiple=True, metavar="B,H,N,D", help="Tune exactly this shape."
 )
-@click.option("--device", metavar="cuda:0|cuda|cpu", help="Which device (default: the first GPU).")
+@click.option(
+    "--device",
+    metavar="cuda:0|cuda|cpu|all",
+    help="Which device (default: the first GPU); all: every GPU at once.",
+)
 @click.option(
     "--dtype",
     "dtypes",
@@ -95,8 +101,18 @@ def tune(
         )
 
     # Arguments are checked before torch is loaded and the device looked for.
-    request_on("cpu" if device == "cpu" else "cuda")
-    request = request_on(_device(device))
+    request = request_on("cpu" if device == "cpu" else "cuda")
+    if device is not None and device.strip().lower() == "all":
+        code = _tune_all(request)
+    else:
+        code = _tune(request_on(_device(device)))
+    if code == 0:
+        click.echo("`autofa report` shows the leaderboard", err=True)
+    sys.exit(code)
+
+
+def _tune(request: TuneRequest) -> int:
+    """Prints the summary; gives the exit code."""
     from autofa.tuning.session import tune as run
 
     told: set[Problem] = set()
@@ -109,6 +125,25 @@ def tune(
 
         summary = run(request, on_event)
     click.echo(summary.text(told if go_to_one_place(sys.stdout, sys.stderr) else ()))
-    if summary.exit_code == 0:
-        click.echo("`autofa report` shows the leaderboard", err=True)
-    sys.exit(summary.exit_code)
+    return summary.exit_code
+
+
+def _tune_all(request: TuneRequest) -> int:
+    """The same on every GPU at once; where there is one only, nothing but that."""
+    from autofa.tuning.fanout import Member, fan_out, gpus
+
+    members = gpus()
+    if len(members) == 1:
+        return _tune(replace(request, device=members[0].device))
+    told: dict[DeviceKey, set[Problem]] = {member.key: set() for member in members}
+    with shown_together() as listener:
+        shows = {member: listener(member.device) for member in members}
+
+        def on_event(member: Member, event: Event) -> None:
+            shows[member](event)
+            if isinstance(event, BucketDone):
+                told[member.key].add(event.result.problem)
+
+        summary = fan_out(request, members, on_event)
+    click.echo(summary.text(told if go_to_one_place(sys.stdout, sys.stderr) else {}))
+    return summary.exit_code

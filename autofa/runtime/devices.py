@@ -67,6 +67,38 @@ def find_device(text: str | None) -> torch.device:
     return torch.device("cpu") if kind == "cpu" else torch.device("cuda", index)
 
 
+def cuda_names() -> tuple[str, ...]:
+    """All GPUs that torch sees, as it names them. Of MIG slices it sees one.
+
+    Raises:
+        DeviceError: there is none.
+    """
+    problem = cuda_problem()
+    if problem is not None:
+        do = f"use that: {problem}"
+        raise DeviceError(explain_bad("device", "all", "cpu", do))
+    return tuple(f"cuda:{index}" for index in range(torch.cuda.device_count()))
+
+
+def uuid_of(name: str) -> str:
+    """What names this GPU in every process; empty where torch does not tell (before 2.4)."""
+    return str(getattr(torch.cuda.get_device_properties(torch.device(name)), "uuid", ""))
+
+
+def cuda_of_uuid(uuid: str) -> str:
+    """The GPU of that UUID, as torch names it in this process.
+
+    Raises:
+        DeviceError: this process does not see it.
+    """
+    names = cuda_names()
+    found = [name for name in names if uuid_of(name) == uuid]
+    if not found:
+        do = "leave CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER as they were"
+        raise DeviceError(explain_bad("GPU", uuid, ", ".join(map(uuid_of, names)), do))
+    return found[0]
+
+
 def cuda_problem() -> str | None:
     """Why there is no usable CUDA GPU; None if there is one."""
     if torch.version.cuda is None:

@@ -18,7 +18,7 @@ from autofa.tuning.lab import Lab
 from autofa.tuning.request import TuneRequest
 
 # Cores that compilers leave to the worker while it measures call times on a GPU's host.
-_SPARE_CORES = 2
+SPARE_CORES = 2
 
 
 def _patience(request: TuneRequest) -> float:
@@ -43,7 +43,7 @@ def open_lab(request: TuneRequest, options: WorkerOptions | None = None) -> Iter
     kind = limits.kind
     jobs = request.jobs
     if jobs is None and kind == "cuda":
-        spared = max(1, len(os.sched_getaffinity(0)) - _SPARE_CORES)
+        spared = max(1, len(os.sched_getaffinity(0)) - SPARE_CORES)
         jobs = min(compiler.default_jobs(request.settings, kind), spared)
     builder = Builder(limits, request.settings, jobs)
     try:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from types import TracebackType
 
 from sqlalchemy import Connection, exc, text
+from sqlalchemy.engine import URL
 
 from autofa.errors import StoreError, StoreUnreachableError
 from autofa.store.engines import server_engine, translated
@@ -41,6 +42,10 @@ class Advisory:
     ) -> None:
         self._drop()
         self._engine.dispose()
+
+    @property
+    def url(self) -> URL:
+        return self._engine.url
 
     def take(self, name: str) -> bool:
         """Takes a lock if it is free, until `release`; False if somebody has it.

@@ -1,7 +1,8 @@
 """Keeps two tunes of like devices on one database from measuring one problem at the same time.
 
-A claim is a lock on one byte of a file beside the SQLite database; it dies with its process. It
-saves work and nothing else: without it rows would be measured twice, and both kept.
+A claim is a lock on one byte of a file beside the SQLite database, or an advisory lock on a server;
+it dies with its process. It saves work and nothing else: without it rows would be measured twice,
+and both kept.
 """
 
 from __future__ import annotations
@@ -10,17 +11,45 @@ import contextlib
 import fcntl
 import hashlib
 from types import TracebackType
+from typing import Protocol
 
 from autofa.device import DeviceKey
 from autofa.problem import Problem
+from autofa.store.advisory import Advisory
 from autofa.store.reader import sqlite_path
 
 _SLOTS = 1 << 30
 
 
-class Claims:
-    """The claims of one process on problems of one kind of device. Of a database that is no local
-    file, everything is granted."""
+class Claims(Protocol):
+    """The claims of one process on problems of one kind of device."""
+
+    def take(self, problem: Problem) -> bool:
+        """Claims it; False if another process has it."""
+
+    def release(self, problem: Problem) -> None:
+        """Gives a claim back."""
+
+
+class ServerClaims:
+    """On a server, for as long as the connection of `locks` lives."""
+
+    def __init__(self, locks: Advisory, device: DeviceKey) -> None:
+        self._locks = locks
+        self._device = device
+
+    def _name(self, problem: Problem) -> str:
+        return f"autofa: claim of {self._device!r} {problem!r}"
+
+    def take(self, problem: Problem) -> bool:
+        return self._locks.take(self._name(problem))
+
+    def release(self, problem: Problem) -> None:
+        self._locks.release(self._name(problem))
+
+
+class FileClaims:
+    """Beside a local database."""
 
     def __init__(self, db: str, device: DeviceKey) -> None:
         self._device = device
@@ -30,7 +59,7 @@ class Claims:
             with contextlib.suppress(OSError):
                 self._file = path.with_name(f"{path.name}.tuning").open("ab")
 
-    def __enter__(self) -> Claims:
+    def __enter__(self) -> FileClaims:
         return self
 
     def __exit__(

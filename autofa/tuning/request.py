@@ -35,6 +35,7 @@ class TuneRequest:
         force: measure again what is measured.
         since: with `force`, what was measured from this moment on stands (ISO 8601, UTC); empty:
             nothing does.
+        dashboard: a file in which Optuna's dashboard can watch; of a database that is a file.
         workers: how many tunes of like devices share this work, this one included.
     """
 
@@ -48,6 +49,7 @@ class TuneRequest:
     families: tuple[str, ...] | None = None
     force: bool = False
     since: str = ""
+    dashboard: str | None = None
     workers: int = 1
     registry: Registry = REGISTRY
     settings: Settings = field(default_factory=Settings)

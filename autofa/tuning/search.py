@@ -315,5 +315,9 @@ class BucketSearch:
         """As `FamilySearch.skip`."""
         self._of[variant.family.name].skip(variant)
 
+    def look(self) -> bool:
+        """Brings it up to date. Whether nothing that was asked for is with other processes."""
+        return True
+
     def close(self) -> None:
         """Ends the asking: what was given and not measured is for others."""

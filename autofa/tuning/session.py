@@ -6,12 +6,12 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import replace
 
 from autofa.bench import memory
 from autofa.bench.client import NoRoomError
-from autofa.errors import LaunchError, StoreLockedError, UsageError
+from autofa.errors import LaunchError, StoreLockedError, StoreUnreachableError, UsageError
 from autofa.problem import Bucket, Problem, bucket_of
 from autofa.store.ranking import is_valid, validity
 from autofa.store.repository import Repository
@@ -34,18 +34,24 @@ from autofa.tuning.events import (
     TuneStarted,
     ignore,
 )
+from autofa.tuning.fleet import Answer, Fleet, join, patiently, recorder
 from autofa.tuning.hardware import open_lab
 from autofa.tuning.hints import Hints
 from autofa.tuning.lab import Lab
 from autofa.tuning.plan import BucketPlan, make_plan
 from autofa.tuning.request import TuneRequest
 from autofa.tuning.saving import LOCK_S, PATIENCE_S, Saver
+from autofa.tuning.studies import Studies
 
 _CLAIM_POLL_S = 0.5
 
 
-class _Session:
-    """The state of one tune."""
+class Session:
+    """The state of one tune.
+
+    Attributes:
+        measured: how many rows it made.
+    """
 
     def __init__(
         self,
@@ -54,7 +60,13 @@ class _Session:
         repository: Repository,
         emit: OnEvent,
         control: Control,
+        studies: Studies | None = None,
     ) -> None:
+        self.measured = 0
+        self._studies = studies
+        self._make_search = None if studies is None else recorder(self, studies)
+        self._parts: dict[Problem, BucketResult] = {}
+        self._cut: set[Problem] = set()
         self.request = request
         self.lab = lab
         self.repository = repository
@@ -67,7 +79,7 @@ class _Session:
         self.hints.learn(read_seed(lab.device))
         self.rows: dict[Bucket, list[Row]] = {}
         self.saver = Saver(repository, emit)
-        self._read()
+        self.read()
         for rows in self.rows.values():
             self.hints.learn(self._valid(rows))
         self.disturbed = 0
@@ -91,11 +103,15 @@ class _Session:
                 )
             )
 
-    def _read(self) -> None:
-        found = self.repository.rows(device=self.lab.device)
-        self.rows.clear()
+    def read(self, bucket: Bucket | None = None) -> None:
+        """Reads this device's rows, all or those of one bucket."""
+        found = self.repository.rows(device=self.lab.device, bucket=bucket)
+        if bucket is None:
+            self.rows.clear()
+        else:
+            self.rows[bucket] = []
         self._remember(found)
-        self._remember(self.saver.unsaved)
+        self._remember([r for r in self.saver.unsaved if bucket in (None, r.bucket)])
 
     def _remember(self, rows: Sequence[Row]) -> None:
         for row in rows:
@@ -107,13 +123,22 @@ class _Session:
 
     def plan(self, problem: Problem) -> BucketPlan:
         rows = self.rows.get(bucket_of(problem), [])
-        return make_plan(problem, rows, self.request, self.lab, self.hints)
+        return make_plan(problem, rows, self.request, self.lab, self.hints, self._make_search)
+
+    def plan_now(self, problem: Problem) -> BucketPlan:
+        """With what others have stored by now."""
+        self.patiently(lambda: self.read(bucket_of(problem)))
+        return self.plan(problem)
+
+    def patiently(self, work: Callable[[], Answer]) -> Answer:
+        """As `fleet.patiently`, in this tune."""
+        return patiently(work, self.control, self.emit)
 
     def settle(self, plan: BucketPlan) -> None:
         """Takes the result of a problem that needs no work."""
         rows = self._valid(self.rows.get(bucket_of(plan.problem), []))
         result = answer(plan, rows, self.request, reused=len(plan.known))
-        self.results[plan.problem] = result
+        self.results[plan.problem] = self._with_parts(result)
         self.unbuildable |= bool(plan.unbuildable)
 
     def run(self, claims: Claims) -> None:
@@ -136,6 +161,9 @@ class _Session:
             )
         )
         self._estimate(todo, total)
+        if self._studies is not None and self._studies.shared:
+            Fleet(self, claims).run(todo)
+            return
         waited = False
         while todo:
             claimed = next((p for p in todo if claims.take(p.problem)), None)
@@ -148,7 +176,7 @@ class _Session:
                 continue
             todo.remove(claimed)
             try:
-                self._bucket(claimed, todo, total)
+                self.bucket(claimed, todo, total)
             finally:
                 claims.release(claimed.problem)
             self._estimate(todo, total)
@@ -180,15 +208,29 @@ class _Session:
         done = total - len(todo) - (running_s is not None)
         self.emit(Estimate(max(0.0, min(remaining, self.control.left)), done, total))
 
-    def _bucket(self, planned: BucketPlan, todo: Sequence[BucketPlan], total: int) -> None:
-        """One problem, planned again: hints have grown, and another tune may have been here."""
+    def was_cut(self, problem: Problem) -> bool:
+        """Whether its search ended for want of time or of a compiler."""
+        return problem in self._cut
+
+    def bucket(
+        self,
+        planned: BucketPlan,
+        todo: Sequence[BucketPlan],
+        total: int,
+        *,
+        search_only: bool = False,
+    ) -> bool:
+        """One problem, planned again: hints have grown, and another tune may have been here.
+
+        Returns whether it is decided; after a search that others share, only if it failed.
+        """
         problem = planned.problem
-        with suppress(StoreLockedError):  # what was read before serves too
-            self._read()
+        with suppress(StoreLockedError, StoreUnreachableError):  # what was read before serves too
+            self.read(bucket_of(problem) if search_only else None)
         plan = self.plan(problem)
         if plan.done:
             self.settle(plan)
-            return
+            return True
         self.emit(BucketStarted(problem, total - len(todo), total, bool(plan.retime)))
         workers = min(self.request.workers, len(todo) + 1)
         share = self.control.left * workers / (len(todo) + 1)
@@ -202,20 +244,22 @@ class _Session:
                 self._estimate(todo, total, max(0.0, self.estimator.seconds(plan.load) - took))
 
         began = time.monotonic()
-        run = BucketRun(plan, others, self.request, self.lab, self.control, self._save, emit, share)
+        run = BucketRun(plan, others, self.request, self.lab, self.control, self.save, emit, share)
         stopped = True
         no_room = 0
+        decided = not search_only
         try:
-            run.run()
+            run.search() if search_only else run.run()
             stopped = False
         except LaunchError as error:
+            decided = True
             no_room = isinstance(error, NoRoomError)
             status = "out_of_memory: " if no_room else ""
             p = problem
             self.emit(Notice(f"{p.shape} {p.dtype} {p.mask}: {status}{error}"))
         finally:
             result = run.result(stopped=stopped)
-            result = replace(result, failed=result.failed + no_room)
+            result = self._with_parts(replace(result, failed=result.failed + no_room))
             self.failures.update(["out_of_memory"] * no_room)
             self.results[problem] = result
             self.unbuildable |= bool(plan.unbuildable)
@@ -225,10 +269,31 @@ class _Session:
             self.failures.update(row.status for row in new if row.status != "ok")
             if not stopped:
                 self.hints.learn(new)
-            self.estimator.finished(plan.load, result.seconds)
-            self.emit(BucketDone(result))
+            if run.cut:
+                self._cut.add(problem)
+            if decided:
+                self.estimator.finished(plan.load, result.seconds)
+                self.emit(BucketDone(result))
+            else:
+                self._parts[problem] = result
+        return decided
 
-    def _save(self, rows: Sequence[Row]) -> None:
+    def _with_parts(self, result: BucketResult) -> BucketResult:
+        """With what this tune did for the problem before."""
+        part = self._parts.get(result.problem)
+        if part is None:
+            return result
+        return replace(
+            result,
+            measured=result.measured + part.measured,
+            reused=max(0, result.reused - part.measured - part.failed),
+            failed=result.failed + part.failed,
+            seconds=result.seconds + part.seconds,
+        )
+
+    def save(self, rows: Sequence[Row]) -> None:
+        """Takes rows that were made now."""
+        self.measured += len(rows)
         self._remember(rows)
         self.saver.save(rows)
 
@@ -269,22 +334,23 @@ def tune(
         DeviceError: the device is not there.
         UsageError: nothing that is asked for fits into memory; before any work.
         StoreError: the database cannot be opened or written; before any work.
-        StoreLockedError: the same, or results were kept for it until the end and it never came
-            free.
+        StoreLockedError, StoreUnreachableError: the same, or results were kept for it until the end
+            and it never came free, or back.
     """
     control = Control(request.budget_s, token or StopToken())
     interrupted: int | None = None
     with (
         Repository.open(request.db, write=True, recover=True, timeout=LOCK_S) as repository,
         laboratory(request) as lab,
+        ExitStack() as stack,
     ):
         if repository.moved_aside is not None:
             on_event(Notice(f"{repository.where} was damaged: moved to {repository.moved_aside}"))
-        session = _Session(request, lab, repository, on_event, control)
+        claims, studies = join(request, lab, stack)
+        session = Session(request, lab, repository, on_event, control, studies)
         session.tell_problem()
         try:
-            with Claims(request.db, lab.device) as claims:
-                session.run(claims)
+            session.run(claims)
         except Stopped:
             pass
         except Interrupted as stop:

@@ -64,7 +64,6 @@ class Session:
     ) -> None:
         self.measured = 0
         self._studies = studies
-        self._make_search = None if studies is None else recorder(self, studies)
         self._parts: dict[Problem, BucketResult] = {}
         self._cut: set[Problem] = set()
         self.request = request
@@ -79,6 +78,7 @@ class Session:
         self.hints.learn(read_seed(lab.device))
         self.rows: dict[Bucket, list[Row]] = {}
         self.saver = Saver(repository, emit)
+        self._make_search = None if studies is None else recorder(self, studies)
         self.read()
         for rows in self.rows.values():
             self.hints.learn(self._valid(rows))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,11 +17,13 @@ from fanout_member import KEYS, OTHER
 from tuning_simulation import DEVICE
 from tuning_world import BEST, PROBLEMS, ask
 
+from autofa.cli import _run
 from autofa.device import DeviceKey
 from autofa.errors import DeviceError
 from autofa.problem import Problem
 from autofa.store.repository import Repository
 from autofa.store.rows import Row
+from autofa.tuning import fanout
 from autofa.tuning.events import BucketDone, BucketStarted, Event, Notice
 from autofa.tuning.fanout import FanoutSummary, Member, fan_out
 
@@ -97,6 +101,11 @@ def test_like_devices_share_the_buckets_and_another_has_its_own(db: str) -> None
         assert [bucket.winner for bucket in kind.buckets] == [BEST] * len(PROBLEMS)
         found = {(row.problem, row.slug) for row in stored(db, kind.device)}
         assert kind.measured == len(found)
+
+
+@pytest.mark.slow
+def test_a_second_tune_measures_nothing(db: str) -> None:
+    run = Run(db, LIKE)
     again = Run(db, LIKE)
     assert not [e for _, e in again.events if isinstance(e, BucketStarted)]
     assert again.summary.kinds[0].measured == 0
@@ -145,6 +154,7 @@ def test_what_only_one_device_could_have_done_is_left(
     assert loss.endswith("run the same command again to go on")
 
 
+@pytest.mark.slow
 def test_a_failure_of_all_is_an_error(db: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FANOUT_MISHAP", "cuda:0 fails")
     with pytest.raises(DeviceError, match="has gone"):
@@ -179,9 +189,56 @@ def test_a_signal_ends_all_and_keeps_what_is_done(
     assert defaults(db, DEVICE) == [1] * len(PROBLEMS)
 
 
+@pytest.mark.slow
 def test_a_budget_is_the_wall_time_of_the_whole(db: str) -> None:
     began = time.monotonic()
     run = Run(db, LIKE, budget_s=0.5)
     assert time.monotonic() - began < 15
     assert run.summary.kinds[0].budget_spent
     assert "the budget was spent" in run.summary.text({})
+
+
+def command(monkeypatch: pytest.MonkeyPatch, db: str, devices: tuple[str, ...]) -> int:
+    """`autofa tune --device all` where these devices are; its exit code."""
+    module = importlib.import_module("autofa.cli.tune")
+    members = tuple(Member(device, KEYS[device]) for device in devices)
+    monkeypatch.setattr(fanout, "gpus", lambda: members)
+    monkeypatch.setattr(fanout, "fan_out", partial(fan_out, command=COMMAND))
+    monkeypatch.setattr(module, "make_request", lambda *args, **more: ask(db, PROBLEMS[:2]))
+    return _run(["tune", "--device", "all"])
+
+
+def test_the_command_prints_all_devices_lines_and_one_summary(
+    db: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command(monkeypatch, db, ("cuda:0", "cuda:2")) == 0
+    said = capsys.readouterr()
+    lines = said.err.splitlines()
+    for device in ("cuda:0", "cuda:2"):
+        own = [line for line in lines if line.startswith(f"{device}: ")]
+        assert sum(BEST in line for line in own) == 2
+    assert said.out.count("2 of 2 buckets tuned in") == 2
+    assert "`autofa report` shows the leaderboard" in lines
+
+
+def test_one_gpu_is_tuned_as_by_its_name(db: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = importlib.import_module("autofa.cli.tune")
+    asked: list[str] = []
+    monkeypatch.setattr(module, "_tune", lambda request: asked.append(request.device) or 0)
+    assert command(monkeypatch, db, ("cuda:0",)) == 0
+    assert asked == ["cuda:0"]
+
+
+@pytest.mark.parametrize(("jobs", "count", "each"), [(8, 2, 4), (5, 2, 2), (1, 4, 1)])
+def test_compilers_are_divided_among_the_processes(jobs: int, count: int, each: int) -> None:
+    assert fanout._jobs_each(ask("", jobs=jobs), count) == each
+
+
+def test_all_without_a_gpu_says_what_is_missing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(fanout.devices, "cuda_problem", lambda: "no NVIDIA GPU is visible")
+    assert _run(["tune", "--device", "all"]) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 1
+    assert "no NVIDIA GPU is visible" in said[0]

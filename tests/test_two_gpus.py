@@ -17,12 +17,16 @@ from runtime_variants import require_runtime
 
 import autofa
 from autofa import settings
+from autofa.compiler import fingerprint
+from autofa.dispatch import table as table_module
 from autofa.dispatch.keys import device_index, key_of
 from autofa.dispatch.table import Table
 from autofa.errors import DeviceError
-from autofa.kernels import REGISTRY
+from autofa.kernels import REGISTRY, Candidate
+from autofa.kernels.family import Variant
 from autofa.problem import Problem
-from autofa.runtime import devices, kernels, vendors
+from autofa.runtime import devices, extension, kernels, vendors
+from autofa.settings import Settings
 from autofa.store.repository import Repository
 
 GIB = 1 << 30
@@ -79,6 +83,45 @@ def test_two_unlike_cards_have_each_their_own_winner() -> None:
     table = Table(settings.load())
     found = [table.miss(key_of(problem, i, graph=False, flags=0)) for i in (0, 1)]
     assert found == [kernels.load_vendor(best) for best in winners]
+
+
+@pytest.mark.usefixtures("two")
+def test_a_missing_winner_is_built_and_swapped_in_for_each_architecture(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    require_runtime()
+    problem = Problem("bf16", 1, 8, 8, 1024, 1024, 64, 64)
+    own = kernels.load_vendor("torch.efficient")  # stands for the variant's library
+    variant = REGISTRY.family("mma.split_q").default_variant(problem, devices.limits("cuda:0"))
+    assert variant is not None
+    present: set[str] = set()
+    asked: list[str] = []
+
+    def load(candidate: Candidate, library: Path | None) -> int:
+        return own if library else kernels.load_vendor(candidate.slug)
+
+    def library_of(built: Variant, target: str, _: Settings) -> Path | None:
+        return Path(target) if target in present else None
+
+    monkeypatch.setattr(table_module, "kernels", SimpleNamespace(load=load, SDPA=kernels.SDPA))
+    monkeypatch.setattr(table_module, "library_of", library_of)
+    table = Table(settings.load())
+    monkeypatch.setattr(table._builder, "request", lambda variant, target: asked.append(target))
+    with Repository.open(settings.database(settings.load()), write=True) as repository:
+        for place in (table.place("cuda", 0), table.place("cuda", 1)):
+            mark = fingerprint(variant, variant.target(place.limits))
+            rows = [row(variant.slug, problem, 0.5, device=place.device, fingerprint=mark)]
+            repository.add([*rows, row("torch.sdpa", problem, 1.0, device=place.device)])
+    table._evidence.clear()
+    keys = [key_of(problem, index, graph=False, flags=0) for index in (0, 1)]
+    for key in keys:
+        extension.table_set(key, table.miss(key))
+    assert asked == ["sm_90a", "sm_89"]
+    for target, answers in (("sm_89", [kernels.SDPA, own]), ("sm_90a", [own, own])):
+        present.add(target)
+        table._swap((variant, target))
+        assert [extension.table_get(key) for key in keys] == answers
+    extension.table_clear()
 
 
 @pytest.mark.usefixtures("two")

@@ -32,7 +32,7 @@ class Builder:
     def __init__(
         self,
         settings: Settings,
-        built: Callable[[Variant], None],
+        built: Callable[[Request], None],
         is_broken: Callable[[Variant, str], bool],
     ) -> None:
         """Both are called from the thread: `built` after each success, `is_broken` before each
@@ -81,7 +81,7 @@ class Builder:
                 result = compiler.build([request], self._settings, jobs=1, anew=anew)[0]
                 if result.status == "ok":
                     log.info("built %s for %s", variant, target)
-                    self._built(variant)
+                    self._built(request)
                 else:
                     self._complain(variant, result.message)
             except AutofaError as error:

@@ -19,7 +19,7 @@ from autofa import compiler
 from autofa.compiler import fingerprint, library_of
 from autofa.device import DeviceKey, Limits, cpu_key, cpu_limits
 from autofa.dispatch import shortcut
-from autofa.dispatch.background import Builder, Fetcher, Importer
+from autofa.dispatch.background import Builder, Fetcher, Importer, Request
 from autofa.dispatch.evidence import READ_LIMIT, gather, is_server, shipped
 from autofa.dispatch.keys import DEVICE_TYPES, device_index, key_of, problem_of_key
 from autofa.dispatch.ladder import Decision, Evidence, Question, Sources, resolve
@@ -74,7 +74,8 @@ class Table:
         self._evidence: dict[DeviceKey, Evidence] = {}
         # Devices whose rows a server is being asked for, and what was answered without them.
         self._unread: dict[DeviceKey, list[LaunchKey]] = {}
-        self._waiting: dict[Variant | str, list[LaunchKey]] = {}
+        # What is being built, for one target, or imported, by its slug.
+        self._waiting: dict[Request | str, list[LaunchKey]] = {}
         self._broken: set[Path] = set()
         self._warned: set[str] = set()
         self.counts = Counts()
@@ -96,9 +97,8 @@ class Table:
     def after_fork(self) -> None:
         """Makes the table usable in a forked child."""
         self._renew()
-        for wanted, keys in self._waiting.items():
-            for key in keys[:1]:
-                self._ask_for(wanted, key)
+        for wanted in self._waiting:
+            self._ask_for(wanted)
         for device in self._unread:
             self._fetcher.request(device)
 
@@ -149,7 +149,8 @@ class Table:
         if swap and place.device in self._unread:
             self._unread[place.device].append(key)
         if decision.wanted is not None and swap:
-            self._wait_for(decision.wanted, key)
+            target = decision.wanted.target(place.limits)
+            self._wait_for((decision.wanted, target), key)
         if kernel == kernels.SDPA and not question.needs_lse:
             shortcut.sdpa_won()
         log.debug("%s: %s", bucket_of(question.problem), decision.explanation.reason)
@@ -181,26 +182,23 @@ class Table:
                 # One mount without execution rights spoils every library: one warning for all.
                 self._warn_once("library", f"{decision.library} is not used: {error}; {DOCTOR}")
 
-    def _wait_for(self, wanted: Variant | str, key: LaunchKey) -> None:
+    def _wait_for(self, wanted: Request | str, key: LaunchKey) -> None:
         self._waiting.setdefault(wanted, []).append(key)
-        self._ask_for(wanted, key)
+        self._ask_for(wanted)
 
-    def _ask_for(self, wanted: Variant | str, key: LaunchKey) -> None:
+    def _ask_for(self, wanted: Request | str) -> None:
         if isinstance(wanted, str):
             self._importer.request(wanted)
-            return
-        place = self.place(DEVICE_TYPES[key.device_type], key.device_index)
-        self._builder.request(wanted, wanted.target(place.limits))
+        else:
+            self._builder.request(*wanted)
 
-    def _swap(self, wanted: Variant | str) -> None:
+    def _swap(self, wanted: Request | str) -> None:
         """Puts what has just been built or imported in where it is the winner."""
         with self._lock:
+            if not isinstance(wanted, str):
+                # It may load now; if it still does not, that is found out again.
+                self._broken -= {library_of(*wanted, self.settings)}
             for key in self._waiting.pop(wanted, []):
-                if isinstance(wanted, Variant):
-                    # It may load now; if it still does not, that is found out again.
-                    limits = self.place(DEVICE_TYPES[key.device_type], key.device_index).limits
-                    library = library_of(wanted, wanted.target(limits), self.settings)
-                    self._broken -= {library}
                 if torch.are_deterministic_algorithms_enabled():
                     return
                 if not key.flags & FLAG_LSE:  # those keep what they started with

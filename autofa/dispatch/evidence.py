@@ -16,7 +16,7 @@ from autofa.dispatch.ladder import Evidence
 from autofa.errors import DOCTOR, StoreError
 from autofa.problem import Bucket
 from autofa.settings import Settings, database, without_secrets
-from autofa.store import reader, seeds
+from autofa.store import large, reader, seeds
 from autofa.store.rows import Row
 
 log = logging.getLogger("autofa")
@@ -41,12 +41,13 @@ def is_server(settings: Settings) -> bool:
         return False
 
 
-def _rows(location: str, device: DeviceKey) -> list[Row]:
+def _rows(location: str, device: DeviceKey) -> Mapping[Bucket, Sequence[Row]]:
     if reader.sqlite_path(location) is not None:
-        return reader.read(location, device)
+        found = large.open_large(location, device)
+        return by_bucket(reader.read(location, device)) if found is None else found
     from autofa.store import server_reader
 
-    return server_reader.read(location, device, limit=READ_LIMIT)
+    return by_bucket(server_reader.read(location, device, limit=READ_LIMIT))
 
 
 def gather(device: DeviceKey, settings: Settings) -> Evidence:
@@ -55,10 +56,10 @@ def gather(device: DeviceKey, settings: Settings) -> Evidence:
         path = database(settings)
     where = without_secrets(path)
     lost = ""
-    measured: dict[Bucket, list[Row]] = {}
+    measured: Mapping[Bucket, Sequence[Row]] = {}
     try:
         with collector.paused():
-            measured = by_bucket(_rows(path, device))
+            measured = _rows(path, device)
     except StoreError as error:
         lost = str(error)
         log.warning("stored measurements are not used: %s; %s", error, DOCTOR)

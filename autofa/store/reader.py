@@ -103,7 +103,7 @@ def select(connection: sqlite3.Connection, path: Path, device: DeviceKey) -> lis
     key = (device.kind, device.name, device.arch, device.units, device.memory_gib)
     decoder = Decoder(device)
     try:
-        with _bounded(connection):
+        with bounded(connection):
             try:
                 records = connection.execute(_QUERY, key).fetchall()
             except sqlite3.DatabaseError as error:
@@ -128,7 +128,7 @@ def select(connection: sqlite3.Connection, path: Path, device: DeviceKey) -> lis
 
 
 @contextmanager
-def _bounded(connection: sqlite3.Connection) -> Iterator[None]:
+def bounded(connection: sqlite3.Connection) -> Iterator[None]:
     """Neither a text that no row can have nor a view that never ends holds up a first call."""
     end = time.monotonic() + _MOST_SECONDS
     limit = None

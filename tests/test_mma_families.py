@@ -133,7 +133,8 @@ def test_the_space_is_modest(family: KernelFamily) -> None:
         problem = Problem("bf16", 1, 8, 8, 8191, 8191, head_dim, head_dim)
         legal = family.legal(problem, H200)
         assert sum(v.accuracy("bf16") == "f32" for v in legal) <= 40, head_dim
-        assert {1, 2} <= {v.params.stages for v in legal}, head_dim
+        if family.name.startswith("mma."):
+            assert {1, 2} <= {v.params.stages for v in legal}, head_dim
 
 
 @pytest.mark.nvcc

@@ -22,6 +22,14 @@ struct MatrixDescriptor {
   __device__ __forceinline__ MatrixDescriptor operator+(int bytes) const {
     return {low + static_cast<uint32_t>(bytes / 16), high};
   }
+
+  // The same, unknown to the compiler: from a loop's invariant it works out the addresses of all
+  // the loop's products ahead, and spills them.
+  __device__ __forceinline__ MatrixDescriptor opaque() const {
+    uint32_t word = low;
+    asm volatile("" : "+r"(word));
+    return {word, high};
+  }
 };
 
 constexpr int kSwizzledRowBytes = 128;                      // 64 columns of 16-bit elements

@@ -1,0 +1,96 @@
+// The compile-time shape of one variant, and what it must satisfy.
+#pragma once
+
+#include <algorithm>
+
+#include "autofa/abi.h"
+#include "autofa/arch/element.cuh"
+#include "autofa/arch/matrix_descriptor.cuh"
+#include "autofa/arch/mbarrier.cuh"
+#include "autofa/arch/warpgroup.cuh"
+#include "autofa/block/chunk_ring.cuh"
+#include "autofa/block/mask.cuh"
+#include "autofa/block/tile_queue.cuh"
+
+namespace autofa::hopper_split_q {
+
+template <class Params>
+struct Config {
+  static constexpr int dtype = Params::dtype;
+  static constexpr int causal = Params::causal;
+  static constexpr int mask = Params::mask;
+  static constexpr int head_dim = Params::head_dim;
+  static constexpr int block_m = Params::block_m;
+  static constexpr int block_n = Params::block_n;
+  static constexpr int columns_v = Params::columns_v;  // the value head dim, filled up
+  static constexpr int key_chunks = Params::key_chunks;
+  static constexpr int value_chunks = Params::value_chunks;
+  static constexpr int softmax_parts = Params::softmax_parts;
+
+  static constexpr int consumers = block_m / 64;  // warpgroups of 64 rows
+  static constexpr int threads = kWarpgroupThreads * (consumers + 1);
+  // The SM's 64 Ki registers, as setmaxnreg shares them out.
+  static constexpr int consumer_registers = consumers == 2 ? 240 : 160;
+  static constexpr int producer_registers = consumers == 2 ? 24 : 32;
+
+  static_assert(mask == AUTOFA_MASK_NONE, "explicit masks are for other families");
+  static_assert(block_m % 64 == 0 && consumers >= 2 && consumers <= 3, "rows of warpgroups");
+  static_assert(head_dim % 8 == 0 && head_dim <= 256, "one wgmma has at most 256 columns");
+  static_assert(columns_v % 32 == 0 && columns_v <= 256, "lanes store one tile in four");
+  static_assert(block_n % (16 * value_chunks) == 0, "p v consumes 16 keys at a time");
+  static_assert(softmax_parts >= 1 && softmax_parts <= value_chunks, "one gap for each part");
+
+  // Groups of 64 columns, as TMA writes and wgmma reads them.
+  static constexpr int key_groups = (head_dim + 63) / 64;
+  static constexpr int value_groups = (columns_v + 63) / 64;
+  static constexpr int groups_per_chunk = (key_groups + key_chunks - 1) / key_chunks;
+  static_assert((key_chunks - 1) * groups_per_chunk < key_groups, "no chunk of keys is empty");
+  static constexpr int keys_per_chunk = block_n / value_chunks;  // of a chunk of values
+
+  static constexpr int query_group_bytes = 64 * kSwizzledRowBytes;
+  static constexpr int key_group_bytes = block_n * kSwizzledRowBytes;
+  static constexpr int value_group_bytes = keys_per_chunk * kSwizzledRowBytes;
+  static constexpr int query_bytes = key_groups * query_group_bytes;  // of one warpgroup
+  static constexpr int stage_bytes =
+      std::max(groups_per_chunk * key_group_bytes, value_groups* value_group_bytes);
+
+  using Element = typename ElementOf<dtype>::type;
+  using Mask = KeyMask<causal, mask>;
+  using Ring = ChunkRing<Params::stages, stage_bytes>;
+  using Queue = TileQueue<block_m, Params::heads>;
+  static constexpr int smem_bytes =
+      consumers * query_bytes + Ring::bytes + Ring::barrier_bytes + 2 * consumers * kMbarrierBytes;
+};
+
+// What lies where in shared memory.
+template <class C>
+struct Memory {
+  uint32_t base;
+
+  __device__ __forceinline__ uint32_t queries(int consumer) const {
+    return base + consumer * C::query_bytes;
+  }
+  __device__ __forceinline__ typename C::Ring ring() const {
+    const uint32_t chunks = queries(C::consumers);
+    return {chunks, chunks + C::Ring::bytes};
+  }
+  // Full and free: of a warpgroup's queries.
+  __device__ __forceinline__ uint32_t queries_full(int consumer) const {
+    return ring().barriers + C::Ring::barrier_bytes + consumer * kMbarrierBytes;
+  }
+  __device__ __forceinline__ uint32_t queries_free(int consumer) const {
+    return queries_full(C::consumers + consumer);
+  }
+
+  // By one thread.
+  __device__ __forceinline__ void init_barriers() const {
+    ring().init(4 * C::consumers);
+    for (int consumer = 0; consumer < C::consumers; ++consumer) {
+      mbarrier_init(queries_full(consumer), 1);
+      mbarrier_init(queries_free(consumer), 4);
+    }
+    mbarrier_init_fence();
+  }
+};
+
+}  // namespace autofa::hopper_split_q

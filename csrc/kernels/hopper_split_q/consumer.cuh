@@ -1,0 +1,288 @@
+// A consumer: one warpgroup that owns 64 query rows of a tile, with scores, weights and output in
+// its registers.
+//
+// The scores of the next keys are multiplied out before the output of these, so that their softmax
+// runs while the tensor cores work on the output. What is multiplied comes in chunks; one is always
+// under way while the next is waited for, and the buffer of the one before is released.
+#pragma once
+
+#include "arguments.cuh"
+#include "autofa/arch/proxy_fence.cuh"
+#include "autofa/arch/shared_memory.cuh"
+#include "autofa/arch/wgmma.cuh"
+#include "autofa/block/epilogue.cuh"
+#include "autofa/block/fragment_store.cuh"
+#include "autofa/block/row_repair.cuh"
+#include "autofa/block/scheduler.cuh"
+#include "autofa/block/softmax.cuh"
+#include "config.cuh"
+
+namespace autofa::hopper_split_q {
+
+template <int Value>
+struct Constant {
+  static constexpr int value = Value;
+};
+
+// Calls f(Constant<0>), f(Constant<1>) ...
+template <int Count, int At = 0, class Function>
+__device__ __forceinline__ void for_each_chunk(Function f) {
+  if constexpr (At < Count) {
+    f(Constant<At>{});
+    for_each_chunk<Count, At + 1>(f);
+  }
+}
+
+template <class C>
+class Consumer {
+  using Element = typename C::Element;
+  static constexpr int squares = C::block_n / 16;
+
+ public:
+  __device__ __forceinline__ Consumer(const Arguments& arguments, const Memory<C>& memory,
+                                      int index)
+      : call_(arguments.call),
+        memory_(memory),
+        index_(index),
+        rows_(static_cast<int>(call_.seqlen_q)),
+        ring_(memory.ring()) {}
+
+  __device__ __forceinline__ void run() {
+    const SoftmaxScale scale(call_.scale);
+    typename C::Queue queue(call_);
+    RowTile at;
+#pragma unroll 1
+    while (queue.next(at)) {
+      const typename C::Mask mask(call_, at.batch, at.head_q);
+      const int first_row = at.first_row + index_ * 64;
+      const KeyTiles of_block(mask, at.first_row, C::block_m, rows_, C::block_n);
+      KeyTiles own(mask, first_row, 64, rows_, C::block_n);
+      if (first_row >= rows_) own.end = 0;
+      OnlineSoftmax<1> softmax(scale.log2);
+      if (of_block.end > 0) {
+        mbarrier_wait(memory_.queries_full(index_), full_parity_);
+        full_parity_ ^= 1;
+        if (scale.negate_queries) negate_queries();
+      }
+      if (own.end > 0) {
+        attend(softmax, mask, own, of_block.end, first_row + row_of_thread());
+      } else {
+        clear();
+        if (of_block.end > 0) release_queries();
+        skip(of_block.end * (C::key_chunks + C::value_chunks));
+      }
+      store(softmax, mask, at, first_row, own.end);
+    }
+  }
+
+ private:
+  // The thread's first row among the warpgroup's; the other one is 8 further on.
+  static __device__ __forceinline__ int warp_row() {
+    return static_cast<int>(threadIdx.x) % kWarpgroupThreads / 32 * 16;
+  }
+  static __device__ __forceinline__ int row_of_thread() {
+    return warp_row() + static_cast<int>(threadIdx.x) % 32 / 4;
+  }
+
+  __device__ __forceinline__ void attend(OnlineSoftmax<1>& softmax, const typename C::Mask& mask,
+                                         const KeyTiles& tiles, int end_of_block, int row) {
+    multiply_keys();
+    wgmma_wait<0>();
+    ring_.release();
+    wgmma_landed(scores_[0]);
+    if (tiles.end == 1) release_queries();
+    fit(softmax, mask, tiles, row, 0);
+    weigh<0, 1>(softmax);
+    pack();
+    owed_[0][0][0] = owed_[0][0][2] = 1.0f;  // there is no output yet
+
+#pragma unroll 1
+    for (int tile = 0; tile + 1 < tiles.end; ++tile) {
+      multiply_keys();  // of the next tile
+      for_each_chunk<C::value_chunks>([&](auto index) {
+        constexpr int chunk = decltype(index)::value;
+        constexpr int part = chunk - (C::value_chunks - C::softmax_parts);
+        multiply_values<chunk>(tile > 0);
+        wgmma_wait<1>();
+        ring_.release();
+        if constexpr (chunk == 0) {
+          wgmma_landed(scores_[0]);
+          if (tile + 2 == tiles.end) release_queries();
+        }
+        if constexpr (part == 0) fit(softmax, mask, tiles, row, tile + 1);
+        if constexpr (part >= 0) weigh<part, C::softmax_parts>(softmax);
+      });
+      wgmma_wait<0>();
+      ring_.release();
+      wgmma_landed(out_);
+      pack();
+      settle();
+    }
+
+    // Tiles that only other warpgroups need follow in the ring, the keys of one before these
+    // values.
+    const int others = end_of_block - tiles.end;
+    if (others > 0) skip(C::key_chunks);
+    for_each_chunk<C::value_chunks>([&](auto index) {
+      constexpr int chunk = decltype(index)::value;
+      multiply_values<chunk>(tiles.end > 1);
+      if constexpr (chunk > 0) {
+        wgmma_wait<1>();
+        ring_.release();
+      }
+    });
+    wgmma_wait<0>();
+    ring_.release();
+    wgmma_landed(out_);
+    if (others > 0) skip(others * (C::key_chunks + C::value_chunks) - C::key_chunks);
+  }
+
+  // scores = q k^T of the next tile, of which the last chunk stays under way.
+  __device__ __forceinline__ void multiply_keys() {
+    for_each_chunk<C::key_chunks>([&](auto index) {
+      constexpr int chunk = decltype(index)::value;
+      constexpr int all = (C::head_dim + 15) / 16, most = C::groups_per_chunk * 4;
+      constexpr int first = chunk * most;  // in steps of 16 columns
+      constexpr int end = all - first < most ? all : first + most;
+      const auto keys = matrix_descriptor<Major::k>(ring_.take()).opaque();
+      const auto queries = matrix_descriptor<Major::k>(memory_.queries(index_)).opaque();
+      wgmma_fence();
+#pragma unroll
+      for (int step = first; step < end; ++step) {
+        const int along = step % 4 * kK16BytesAlongK;
+        wgmma_shared<Element, Major::k>(
+            scores_[0], queries + (step / 4 * C::query_group_bytes + along),
+            keys + ((step - first) / 4 * C::key_group_bytes + along), step > 0);
+      }
+      wgmma_commit();
+      if constexpr (chunk > 0) {
+        wgmma_wait<1>();
+        ring_.release();
+      }
+    });
+  }
+
+  // out += p v of one chunk's keys, which stays under way.
+  template <int Chunk>
+  __device__ __forceinline__ void multiply_values(bool accumulate) {
+    constexpr int steps = C::keys_per_chunk / 16;
+    const auto values = matrix_descriptor<Major::mn>(ring_.take(), C::value_group_bytes).opaque();
+    wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < steps; ++step) {
+      wgmma_registers<Element, Major::mn>(out_, weights_[Chunk * steps + step],
+                                          values + step * kK16BytesAcross,
+                                          Chunk + step > 0 || accumulate);
+    }
+    wgmma_commit();
+  }
+
+  // Makes the softmax fit the scores of a tile. What the output is then to be multiplied by is
+  // owed until the products into it are done.
+  __device__ __forceinline__ void fit(OnlineSoftmax<1>& softmax, const typename C::Mask& mask,
+                                      const KeyTiles& tiles, int row, int tile) {
+    if (tile >= tiles.first_masked) mask.apply(scores_, row, tile * C::block_n);
+    softmax.fit(scores_, owed_);
+  }
+
+  template <int Part, int Parts>
+  __device__ __forceinline__ void weigh(OnlineSoftmax<1>& softmax) {
+#pragma unroll
+    for (int k = squares * Part / Parts; k < squares * (Part + 1) / Parts; ++k) {
+      softmax.weigh(scores_, k);
+    }
+  }
+
+  // Rounds the weights, into the registers that the last product has read.
+  __device__ __forceinline__ void pack() {
+#pragma unroll
+    for (int k = 0; k < squares; ++k) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const auto& tile = scores_[0][2 * k + i / 2];
+        weights_[k][i] = Element::pack(tile[i % 2 * 2], tile[i % 2 * 2 + 1]);
+      }
+    }
+  }
+
+  __device__ __forceinline__ void settle() {
+    const float factor[2] = {owed_[0][0][0], owed_[0][0][2]};
+    if (!__any_sync(~0u, factor[0] != 1.0f || factor[1] != 1.0f)) return;
+#pragma unroll
+    for (int n = 0; n < C::columns_v / 8; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) out_[n][i] *= factor[i / 2];
+    }
+    owed_[0][0][0] = owed_[0][0][2] = 1.0f;
+  }
+
+  // Takes chunks that it does not need. Each must be seen to be full before it is released, else
+  // the release would count for the time before.
+  __device__ __forceinline__ void skip(int chunks) {
+#pragma unroll 1
+    for (; chunks > 0; --chunks) {
+      ring_.take();
+      ring_.release();
+    }
+  }
+
+  __device__ __forceinline__ void release_queries() const {
+    if (threadIdx.x % 32 == 0) mbarrier_arrive(memory_.queries_free(index_));
+  }
+
+  __device__ __forceinline__ void negate_queries() const {
+#pragma unroll 1
+    for (int chunk = threadIdx.x % kWarpgroupThreads; chunk < C::query_bytes / 16;
+         chunk += kWarpgroupThreads) {
+      uint32_t words[4];
+      load_shared_16(words, memory_.queries(index_) + chunk * 16);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) words[i] ^= 0x80008000u;
+      store_shared_16(memory_.queries(index_) + chunk * 16, words);
+    }
+    fence_proxy_async();
+    named_barrier_sync(1 + index_, kWarpgroupThreads);
+  }
+
+  __device__ __forceinline__ void clear() {
+#pragma unroll
+    for (int n = 0; n < C::columns_v / 8; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) out_[n][i] = 0.0f;
+    }
+  }
+
+  __device__ __forceinline__ void store(OnlineSoftmax<1>& softmax, const typename C::Mask& mask,
+                                        const RowTile& at, int first_row, int tiles) {
+    softmax.finish();
+    void* matrix = matrix_at(call_.out, call_.out_strides, at.batch, at.head_q);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = first_row + row_of_thread() + half * 8;
+      store_row<Element>(out_, half, softmax.normalizer(0, half),
+                         static_cast<char*>(matrix) + row * call_.out_strides[2] * 2,
+                         static_cast<int>(call_.head_dim_v), row < rows_);
+    }
+    if (call_.lse != nullptr) {
+      const int64_t sequence = at.batch * call_.heads_q + at.head_q;
+      store_log_sums(softmax, call_.lse + sequence * rows_, warp_row(), first_row, rows_);
+    }
+    if constexpr (C::Mask::hides_values) {
+      const RowRepair<Element> repairer(call_, at.batch, at.head_q, at.head_kv);
+      repair_rows(repairer, out_, softmax, mask, first_row + warp_row(), rows_,
+                  min(tiles * C::block_n, static_cast<int>(call_.seqlen_k)));
+    }
+  }
+
+  const autofa_params& call_;
+  const Memory<C> memory_;
+  const int index_, rows_;
+  typename C::Ring::Reader ring_;
+  uint32_t full_parity_ = 0;
+  float scores_[1][C::block_n / 8][4];
+  float out_[C::columns_v / 8][4];
+  uint32_t weights_[squares][4];
+  float owed_[1][1][4] = {{{1.0f, 1.0f, 1.0f, 1.0f}}};
+};
+
+}  // namespace autofa::hopper_split_q

@@ -1,0 +1,45 @@
+// FlashAttention on Hopper's wgmma and TMA, warp-specialised (Shah et al. 2024): a producer warp
+// keeps a ring of key and value chunks filled, two or three consumer warpgroups own 64 query rows
+// each. Thread blocks are persistent. A chunk is the unit of the ring, not a tile: many small
+// buffers hide more latency in the same shared memory.
+#pragma once
+
+#include "arguments.cuh"
+#include "autofa/abi.h"
+#include "autofa/arch/shared_memory.cuh"
+#include "autofa/arch/warpgroup.cuh"
+#include "config.cuh"
+#include "consumer.cuh"
+#include "launch.cuh"
+#include "producer.cuh"
+
+namespace autofa::hopper_split_q {
+
+template <class Params>
+__global__ void __launch_bounds__(Config<Params>::threads, 1)
+    forward(const __grid_constant__ Arguments arguments) {
+  using C = Config<Params>;
+  extern __shared__ __align__(1024) unsigned char shared[];
+  const Memory<C> memory{shared_address(shared)};
+  if (threadIdx.x == 0) memory.init_barriers();
+  __syncthreads();
+
+  const int group = warpgroup_index();
+  if (group == C::consumers) {
+    release_registers<C::producer_registers>();
+    if (threadIdx.x == C::consumers * kWarpgroupThreads) Producer<C>(arguments, memory).run();
+  } else {
+    take_registers<C::consumer_registers>();
+    Consumer<C>(arguments, memory, group).run();
+  }
+}
+
+template <class Params>
+struct Kernel : Launch<Config<Params>> {
+  static int32_t launch(const autofa_params& call, const autofa_executor&, void* stream) {
+    static PersistentLauncher<Arguments> launcher(&forward<Params>);
+    return Kernel::launch_tiles(launcher, call, stream);
+  }
+};
+
+}  // namespace autofa::hopper_split_q

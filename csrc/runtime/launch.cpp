@@ -3,6 +3,7 @@
 
 #include <atomic>
 
+#include "guard.h"
 #include "stream.h"
 #include "table.h"
 
@@ -14,26 +15,6 @@ std::atomic<int32_t> process_flags{0};
 std::atomic<int64_t> counters[AUTOFA_COUNTERS];
 
 void count(int which) { counters[which].fetch_add(1, std::memory_order_relaxed); }
-
-// Makes the call's device the current one while it lives; free where it already is.
-class DeviceGuard {
- public:
-  explicit DeviceGuard(const Call& call) {
-    if (!call.on_cuda()) return;
-    int32_t current = -1;
-    check(aoti_torch_get_current_device_index(&current), "reading the current device");
-    if (current == call.q.device_index) return;
-    check(aoti_torch_create_device_guard(call.q.device_index, &guard_), "switching the device");
-  }
-  DeviceGuard(const DeviceGuard&) = delete;
-  DeviceGuard& operator=(const DeviceGuard&) = delete;
-  ~DeviceGuard() {
-    if (guard_ != nullptr) aoti_torch_delete_device_guard(guard_);
-  }
-
- private:
-  DeviceGuardHandle guard_ = nullptr;
-};
 
 int32_t parallel_for(int64_t begin, int64_t end, int64_t grain, autofa_range_fn fn, void* arg) {
   return torch_parallel_for(begin, end, grain, fn, arg);

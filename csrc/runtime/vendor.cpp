@@ -8,6 +8,7 @@
 
 #include "boxing.h"
 #include "cuda_backends.h"
+#include "guard.h"
 #include "libraries.h"
 #include "operand.h"
 
@@ -250,6 +251,9 @@ void mend(Call& call) {
 }  // namespace
 
 Handle run_vendor(const Vendor& vendor, Call& call, Handle* lse) {
+  // torch's dispatcher switches the device for kernels in C++, not for operators in Python, whose
+  // libraries ask for the current device's stream and properties.
+  const DeviceGuard guard(call);
   mend(call);  // first: a product of overlapping rows is laid out in any order
   make_scale_positive(call);
   if (vendor.op == nullptr) return call.with_output_strides(vendor.launch(call));

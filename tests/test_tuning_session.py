@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
+import time
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tuning_simulation import LIMITS, Simulation, family, registry
 from tuning_world import BEST, FAST, PROBLEMS, SLOW, ask, run, stored, times, winner
 
+from autofa.compiler import Build
 from autofa.problem import Problem, bucket_of
 from autofa.tuning.events import (
     CandidateDone,
@@ -224,3 +228,26 @@ def test_neighbours_and_seeds_are_tried_first(db: str) -> None:
     tried = [slug for slug, _ in sim.checked if slug.startswith("sim")]
     assert first in tried[:3]
     assert bowl(first, PROBLEMS[0]) <= bowl(best, PROBLEMS[0]) + 1
+
+
+def test_where_the_time_went_is_told(db: str) -> None:
+    sim = Simulation(times)
+    sim.on_step = lambda: time.sleep(0.01)
+    compile_all = sim.build
+
+    def slowly(*args: Any, **how: Any) -> list[Build]:
+        time.sleep(0.2)
+        return [replace(build, seconds=3.0) for build in compile_all(*args, **how)]
+
+    sim.build = slowly  # type: ignore[method-assign]
+    summary = run(sim, ask(db))
+    spent = dict(summary.phases)
+    assert spent["checking"] >= 0.01 * len(sim.checked)
+    assert spent["timing"] > 0
+    assert spent["waiting for compilers"] >= 0.2
+    assert sum(spent.values()) <= summary.seconds
+    (line,) = [line for line in str(summary).splitlines() if line.startswith("of the time: ")]
+    shares = [int(part) for part in re.findall(r"(\d+)%", line)]
+    assert len(shares) == 4
+    assert abs(sum(shares) - 100) <= 2
+    assert "of the time" not in str(run(Simulation(times), ask(db)))

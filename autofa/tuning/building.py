@@ -38,6 +38,7 @@ class Builder:
 
     Attributes:
         problem: why no compiler can be used; empty as long as none was needed or it works.
+        seconds: what the compilers took until now, one after the other.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class Builder:
         self._queue: queue.SimpleQueue[list[Variant]] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self.problem = ""
+        self.seconds = 0.0
 
     def prefetch(self, variants: Iterable[Variant]) -> None:
         """Has these compiled, and returns at once."""
@@ -138,4 +140,5 @@ class Builder:
     def _finish(self, build: Build) -> None:
         with self._lock:
             self._done[build.variant.slug] = build
+            self.seconds += build.seconds
             self._lock.notify_all()

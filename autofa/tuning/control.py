@@ -39,10 +39,14 @@ class StopToken:
 
 # What is being measured when the budget ends may take so much longer to come to its end.
 GRACE_S = 3.0
+PHASES = ("checking", "timing", "waiting for compilers")
 
 
 class Control:
     """The wall clock of one tune.
+
+    Attributes:
+        phases: what the tune's own thread did -> seconds.
 
     Args:
         budget_s: seconds from now; None has no end.
@@ -58,6 +62,16 @@ class Control:
         self._start = now()
         self._budget = math.inf if budget_s is None else budget_s
         self.token = token
+        self.phases: dict[str, float] = dict.fromkeys(PHASES, 0.0)
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Counts the time within it as that of one of `PHASES`."""
+        began = self._now()
+        try:
+            yield
+        finally:
+            self.phases[name] += self._now() - began
 
     @property
     def elapsed(self) -> float:

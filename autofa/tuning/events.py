@@ -125,6 +125,9 @@ class Summary:
         interrupted: the signal that stopped it; None if none did.
         budget_spent: whether the budget ended before the work.
         toolchain: why own kernels could not be compiled; empty if that was not the case.
+        phases: (what, seconds) of the wall time: checking, timing, waiting for compilers. The rest
+            is planning, saving, and waiting for other tunes.
+        compiling: seconds that compilers took, one after the other; they may run beside the rest.
     """
 
     device: DeviceKey
@@ -139,6 +142,8 @@ class Summary:
     interrupted: int | None = None
     budget_spent: bool = False
     toolchain: str = ""
+    phases: tuple[tuple[str, float], ...] = ()
+    compiling: float = 0.0
 
     @property
     def answered(self) -> int:
@@ -157,6 +162,13 @@ class Summary:
 
     def __str__(self) -> str:
         return self.text()
+
+    def _shares(self) -> str:
+        whole = max(self.seconds, sum(seconds for _, seconds in self.phases), 1e-9)
+        rest = whole - sum(seconds for _, seconds in self.phases)
+        parts = [f"{what} {100 * s / whole:.0f}%" for what, s in (*self.phases, ("other", rest))]
+        compiled = f"; compilers ran {self.compiling:.0f} s" if self.compiling >= 1 else ""
+        return f"of the time: {', '.join(parts)}{compiled}"
 
     def text(self, told: Collection[Problem] = ()) -> str:
         """What was done, for people; without a line for the buckets that were `told` already."""
@@ -179,6 +191,8 @@ class Summary:
             cut = "" if result.complete else "  (in part)"
             p = result.problem
             lines.append(f"  {p.shape} {p.dtype} {p.mask}: {best}{gain}{cut}")
+        if self.measured and self.phases:
+            lines.append(self._shares())
         if self.toolchain:
             lines.append(f"own kernels were not compiled: {self.toolchain}")
         if self.budget_spent:

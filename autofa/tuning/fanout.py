@@ -317,6 +317,7 @@ def _kind(
         seconds=seconds,
         budget_spent=any(summary.budget_spent for summary in summaries),
         toolchain=next((summary.toolchain for summary in summaries if summary.toolchain), ""),
+        compiling=sum(summary.compiling for summary in summaries),
     )
 
 

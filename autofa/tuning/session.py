@@ -313,6 +313,8 @@ class Session:
             interrupted=interrupted,
             budget_spent=self.control.spent,
             toolchain=self.lab.builder.problem if lacking else "",
+            phases=tuple(self.control.phases.items()),
+            compiling=self.lab.builder.seconds,
         )
 
 

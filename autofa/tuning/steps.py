@@ -86,7 +86,9 @@ class Steps:
         waiting = builder.waiting(variants)
         if waiting:
             self._emit(Building(waiting))
-        for build in builder.take(variants, self._control.check):
+        with self._control.phase("waiting for compilers"):
+            builds = builder.take(variants, self._control.check)
+        for build in builds:
             slug = build.variant.slug
             if build.status == "ok":
                 self._libraries[slug] = build.library
@@ -105,13 +107,14 @@ class Steps:
             library = self._libraries.get(candidate.slug)
             if isinstance(candidate, Variant) and library is None:
                 return None
-            outcome = self._lab.measurer.check(
-                candidate,
-                library,
-                self._problem,
-                thorough=thorough,
-                poll=self._control.wait,
-            )
+            with self._control.phase("checking"):
+                outcome = self._lab.measurer.check(
+                    candidate,
+                    library,
+                    self._problem,
+                    thorough=thorough,
+                    poll=self._control.wait,
+                )
             if outcome.ok or not isinstance(candidate, Variant) or not self._lost(candidate):
                 return outcome
             del self._libraries[candidate.slug]
@@ -155,7 +158,8 @@ class Steps:
             budget = max(1.0, left)
             # Half of it for warming up, so that those that are warm then still get their rounds.
             plan = replace(plan, budget_s=min(plan.budget_s, budget), warm_up_s=budget / 2)
-        return self._lab.measurer.time(entrants, self._problem, plan, poll=self._control.wait)
+        with self._control.phase("timing"):
+            return self._lab.measurer.time(entrants, self._problem, plan, poll=self._control.wait)
 
     def _again_if_disturbed(
         self, timed: TimingRun, entrants: Sequence[Entrant], plan: Plan

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections import Counter
@@ -24,6 +25,7 @@ from autofa.problem import Problem
 from autofa.store.repository import Repository
 from autofa.store.rows import Row
 from autofa.tuning import fanout
+from autofa.tuning.claims import FileClaims
 from autofa.tuning.events import BucketDone, BucketStarted, Event, Notice
 from autofa.tuning.fanout import FanoutSummary, Member, fan_out
 
@@ -101,6 +103,28 @@ def test_like_devices_share_the_buckets_and_another_has_its_own(db: str) -> None
         assert [bucket.winner for bucket in kind.buckets] == [BEST] * len(PROBLEMS)
         found = {(row.problem, row.slug) for row in stored(db, kind.device)}
         assert kind.measured == len(found)
+
+
+_CLAIM = """
+import sys
+from autofa.tuning.claims import FileClaims
+from tuning_world import PROBLEMS
+from fanout_member import KEYS
+print([FileClaims(sys.argv[1], KEYS[device]).take(PROBLEMS[0]) for device in ("cuda:1", "cuda:2")])
+"""
+
+
+def test_a_claim_is_of_one_kind_of_device(db: str) -> None:
+    with FileClaims(db, DEVICE) as claims:
+        assert claims.take(PROBLEMS[0])
+        paths = os.pathsep.join((str(HERE), str(HERE.parent)))
+        other = subprocess.run(
+            [sys.executable, "-c", _CLAIM, db],
+            env={**os.environ, "PYTHONPATH": paths},
+            capture_output=True,
+            text=True,
+        )
+    assert other.stdout == "[False, True]\n", other.stderr
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import lru_cache
 from typing import Any, NoReturn
 
 from autofa.device import DeviceKey
@@ -86,6 +87,23 @@ def from_json(text: str, line: int = 1) -> Row:
         raise ValueError(f"line {line}: {error}") from None
 
 
+_KINDS: dict[str, Any] = {"device": DeviceKey, "problem": Problem, "provenance": Provenance}
+
+
+@lru_cache(maxsize=1 << 14, typed=True)
+def _made(name: str, *values: object) -> Any:
+    return _KINDS[name](*values)
+
+
+def _shared(name: str, fields: dict[str, Any]) -> Any:
+    """A part of a row, one object for all rows that have it: two thirds of a row's memory."""
+    values = [fields[field] for field in PARTS[name]]
+    try:
+        return _made(name, *values)
+    except TypeError:  # a list or an object among them, which the checks refuse by name
+        return _KINDS[name](*values)
+
+
 def _row(value: object) -> Row:
     if not isinstance(value, dict):
         raise ValueError("not an object")
@@ -93,9 +111,8 @@ def _row(value: object) -> Row:
     if value.keys() != set(ROW_FIELDS):
         odd = sorted(map(ascii, value.keys() ^ set(ROW_FIELDS)))
         raise ValueError(f"fields missing or unknown: {', '.join(odd)[:200]}")
-    value["device"] = DeviceKey(**part("device", value["device"]))
-    value["problem"] = Problem(**part("problem", value["problem"]))
-    value["provenance"] = Provenance(**part("provenance", value["provenance"]))
+    for name in PARTS:
+        value[name] = _shared(name, part(name, value[name]))
     for name in NUMBERS:
         value[name] = as_float(value[name])
     row = Row.unchecked(value[name] for name in ROW_FIELDS)

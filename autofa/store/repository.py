@@ -33,6 +33,8 @@ from autofa.store.reader import sqlite_path
 from autofa.store.rows import Row, device_defect, row_defect
 
 BUSY_TIMEOUT = 30.0
+# Rows per statement: what SQLAlchemy holds of each is some times as large as the row.
+_AT_ONCE = 5000
 
 
 @dataclass(frozen=True)
@@ -179,11 +181,10 @@ class Repository:
         with self._translated(), self._writes.begin() as connection:
             migrate.one_writer(connection)
             ids = _Ids(connection)
-            values = [_values(row, ids) for row in batch]
-            insert = _INSERTS[connection.dialect.name](Measurement).on_conflict_do_nothing()
-            if connection.dialect.name == "postgresql":  # its driver counts no rows of a batch
-                return len(connection.execute(insert.returning(Measurement.id), values).all())
-            return int(connection.execute(insert, values).rowcount)
+            return sum(
+                _insert(connection, [_values(row, ids) for row in batch[start : start + _AT_ONCE]])
+                for start in range(0, len(batch), _AT_ONCE)
+            )
 
     def rows(
         self,
@@ -293,6 +294,14 @@ class _Ids:
             query = select(table.id).filter_by(**key)
             self._found[known] = self._connection.execute(query).scalar_one()
         return self._found[known]
+
+
+def _insert(connection: Connection, values: list[dict[str, Any]]) -> int:
+    """Inserts what is not there; how many rows that were."""
+    insert = _INSERTS[connection.dialect.name](Measurement).on_conflict_do_nothing()
+    if connection.dialect.name == "postgresql":  # its driver counts no rows of a batch
+        return len(connection.execute(insert.returning(Measurement.id), values).all())
+    return int(connection.execute(insert, values).rowcount)
 
 
 def _values(row: Row, ids: _Ids) -> dict[str, Any]:

@@ -9,13 +9,18 @@ import sys
 import threading
 import time
 from collections import Counter
+from dataclasses import replace
+from datetime import datetime, timezone
 from pathlib import Path
 
 import pytest
+from store_samples import PROVENANCE, make_row
 from tuning_simulation import DEVICE, Simulation
 from tuning_world import BEST, PROBLEMS, ask, run, stored, times, winner
 
 from autofa.problem import Problem
+from autofa.store.repository import Repository
+from autofa.tuning import lab
 from autofa.tuning.control import Interrupted, StopToken
 from autofa.tuning.events import (
     BucketDone,
@@ -24,6 +29,7 @@ from autofa.tuning.events import (
     Event,
     TuneStarted,
 )
+from autofa.tuning.lab import Clock
 
 
 @pytest.fixture
@@ -264,3 +270,45 @@ def test_the_final_of_a_resumed_search_has_the_best_of_all_runs(db: str, stop: b
     again = Simulation(times)
     run(again, ask(db, trials=12))
     assert again.timed == []
+
+
+class Jumping(datetime):
+    """A wall clock that is set by hand."""
+
+    year_now = 2030
+
+    @classmethod
+    def now(cls, tz: object = None) -> Jumping:
+        return cls(cls.year_now, 1, 1, tzinfo=timezone.utc)
+
+
+@pytest.mark.parametrize("stamp", ["2031-02-03T04:05:06Z", "2031-02-03T04:05:06.123456789+00:00"])
+def test_a_clock_that_was_put_back_orders_rows_as_they_were_made(
+    db: str, monkeypatch: pytest.MonkeyPatch, stamp: str
+) -> None:
+    """What is measured now counts, not what was measured when the clock was ahead."""
+    monkeypatch.setattr(lab, "datetime", Jumping)
+    run(Simulation(times), ask(db))
+    old = stored(db)[-1]
+    with Repository.open(db, write=True) as repository:
+        repository.add([replace(old, provenance=replace(old.provenance, created_at=stamp))])
+    monkeypatch.setattr(Jumping, "year_now", 2020)
+
+    def default_wins(slug: str, problem: Problem) -> float:
+        return times(slug, problem) * (0.1 if slug == "sim.fast-mx1-nx1" else 1.0)
+
+    (bucket,) = run(Simulation(default_wins, torch="2.0.1"), ask(db)).buckets
+    assert bucket.winner == winner(db, PROBLEMS[0]) == "sim.fast-mx1-nx1"
+    last = Simulation(default_wins, torch="2.0.1")
+    run(last, ask(db))
+    assert last.timed == []
+    made = [row.provenance.created_at for row in stored(db)]
+    assert len(set(made)) == len(made)
+
+
+@pytest.mark.parametrize("stamp", ["9999-12-31T23:59:59.999999Z", "2999-19-39T99:99:99Z"])
+def test_a_row_that_no_clock_made_does_not_stop_the_clock(stamp: str) -> None:
+    clock = Clock()
+    row = make_row(provenance=replace(PROVENANCE, created_at=stamp))
+    clock.saw([row])
+    assert clock.now() < row.provenance.created_at

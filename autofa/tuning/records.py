@@ -6,7 +6,6 @@ import json
 import math
 from collections.abc import Iterable
 from dataclasses import replace
-from datetime import datetime, timezone
 
 from autofa.bench.protocol import Outcome, Timing, TimingRun
 from autofa.kernels.family import Variant
@@ -49,7 +48,7 @@ def record(
     made = replace(
         lab.today,
         compiler=lab.today.compiler if isinstance(candidate, Variant) else "",
-        created_at=datetime.now(timezone.utc).isoformat(),
+        created_at=lab.clock.now(),
         details=conditions,
     )
     return Row(

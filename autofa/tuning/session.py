@@ -114,6 +114,7 @@ class Session:
         self._remember([r for r in self.saver.unsaved if bucket in (None, r.bucket)])
 
     def _remember(self, rows: Sequence[Row]) -> None:
+        self.lab.clock.saw(rows)
         for row in rows:
             self.rows.setdefault(row.bucket, []).append(row)
 

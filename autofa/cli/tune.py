@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import shlex
 import sys
 from dataclasses import replace
 
@@ -61,6 +63,11 @@ def _device(asked: str | None) -> str:
 @click.option("--jobs", type=click.IntRange(min=1), help="Parallel compilations.")
 @click.option("--families", metavar="NAME,...", help="Only these kernel families.")
 @click.option("--force", is_flag=True, help="Measure again what is known already.")
+@click.option(
+    "--dashboard",
+    type=click.Path(dir_okay=False),
+    help="Also keep the search in a file that `optuna-dashboard FILE` shows while it runs.",
+)
 @db_option
 def tune(
     profile: str | None,
@@ -74,6 +81,7 @@ def tune(
     jobs: int | None,
     families: str | None,
     force: bool,
+    dashboard: str | None,
     db: str | None,
 ) -> None:
     """Measure every candidate kernel and keep the results.
@@ -97,11 +105,14 @@ def tune(
             families=split_names(families),
             db=database_of(settings, db),
             force=force,
+            dashboard=dashboard,
             settings=settings,
         )
 
     # Arguments are checked before torch is loaded and the device looked for.
     request = request_on("cpu" if device == "cpu" else "cuda")
+    if dashboard is not None:
+        click.echo(_how_to_watch(dashboard), err=True)
     if device is not None and device.strip().lower() == "all":
         code = _tune_all(request)
     else:
@@ -109,6 +120,12 @@ def tune(
     if code == 0:
         click.echo("`autofa report` shows the leaderboard", err=True)
     sys.exit(code)
+
+
+def _how_to_watch(dashboard: str) -> str:
+    missing = importlib.util.find_spec("optuna_dashboard") is None
+    install = " (it is not installed here: `pip install 'autofa[dashboard]'`)" if missing else ""
+    return f"`optuna-dashboard {shlex.quote(dashboard)}` shows the search{install}"
 
 
 def _tune(request: TuneRequest) -> int:

@@ -97,7 +97,7 @@ class Advisory:
         with translated(self.where, self._engine.url):
             try:
                 return self._connected().execute(text(statement), {"key": key}).scalar()
-            except exc.DBAPIError:
+            except BaseException:  # an interrupt leaves it in the middle of an answer
                 self._drop()
                 raise
 

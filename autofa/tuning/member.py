@@ -49,6 +49,7 @@ class Order:
     force: bool
     since: str
     workers: int
+    dashboard: str | None
     settings: Settings
 
 

@@ -101,6 +101,7 @@ class RecordedSearch(FamilySearch):
         self._about = about
         self._owed: list[str] = []
         self._waiting = 0
+        self._untold: list[tuple[int, str]] = []
         self.others: frozenset[str] = frozenset()
 
     @cached_property
@@ -121,6 +122,7 @@ class RecordedSearch(FamilySearch):
         self._studies.bury(self._study)
         recorded: set[str] = set()
         running: dict[str, object] = {}
+        numbers: dict[str, int] = {}
         deaths: set[str] = set()
         self._waiting = 0
         for trial in self._study.get_trials(deepcopy=False):
@@ -133,6 +135,7 @@ class RecordedSearch(FamilySearch):
                     self._study.tell(trial.number, state=TrialState.FAIL)
                 elif slug:
                     running[slug] = worker
+                    numbers[slug] = trial.number
             elif not slug:
                 continue
             elif trial.state == TrialState.COMPLETE:
@@ -144,6 +147,8 @@ class RecordedSearch(FamilySearch):
             self._add(self._study, slug, self._costs[slug])
         mine = self._studies.worker
         self._running = {s: t for s, t in self._running.items() if running.get(s) == mine}
+        unsaid = running.keys() & self._costs.keys() - self._running.keys()
+        self._untold = [(numbers[slug], slug) for slug in sorted(unsaid)]
         self.others = frozenset(running.keys() - self._running.keys() - self._costs.keys())
         given_up = sorted(deaths - self._costs.keys() - running.keys())
         self._costs |= dict.fromkeys(given_up)
@@ -151,25 +156,46 @@ class RecordedSearch(FamilySearch):
         return [self._legal[slug] for slug in given_up]
 
     def ask(self) -> Variant | None:
-        import optuna
-
         while self._waiting:
-            self._waiting -= 1
-            trial = self._study.ask(dict(self._space))
-            slug = self._slug_of(trial.params)
-            if slug in self._costs:  # a dead worker's, which had measured it
-                self._finish(trial, self._costs[slug])
-            elif slug is None or slug in self._asked:
-                self._study.tell(trial, state=optuna.trial.TrialState.FAIL)
-            else:
-                return self._hand_out(slug, trial)
+            found = self._retried()
+            if found is not None:
+                return self._hand_out(*found)
         if not self.remaining:
             return None
         slug = self._sample()
         return self._hand_out(slug, self._running.pop(slug))
 
+    def _retried(self) -> tuple[str, optuna.Trial] | None:
+        """The next trial that waits, if it is still to be measured."""
+        import optuna
+
+        self._waiting -= 1
+        trial = self._study.ask(dict(self._space))
+        slug = self._slug_of(trial.params)
+        if slug is not None and slug in self._costs:  # a dead worker's, which had measured it
+            self._finish(trial, self._costs[slug])
+        elif slug is None or slug in self._asked:
+            self._study.tell(trial, state=optuna.trial.TrialState.FAIL)
+        else:
+            return slug, trial
+        return None
+
+    def tidy(self) -> None:
+        """Tells for workers that died in between what they had measured. For people only."""
+        import optuna
+
+        fail = optuna.trial.TrialState.FAIL
+        for number, slug in self._untold:
+            cost = self._costs[slug]
+            state = fail if cost is None else None
+            self._study.tell(number, cost, state=state, skip_if_finished=True)
+        while self._waiting:
+            found = self._retried()
+            if found is not None:
+                self._study.tell(found[1], state=fail)
+
     def _hand_out(self, slug: str, trial: optuna.Trial) -> Variant:
-        for key, text in self._read(slug).items():
+        for key, text in self._told_of(slug).items():
             if trial.user_attrs.get(key) != text:
                 trial.set_user_attr(key, text)
         self._studies.alive(trial)
@@ -178,8 +204,7 @@ class RecordedSearch(FamilySearch):
         self._asked.add(slug)
         return self._legal[slug]
 
-    def _read(self, slug: str) -> dict[str, str]:
-        """What people want to know of a trial."""
+    def _told_of(self, slug: str) -> dict[str, str]:
         values = zip(self.family.params, self._legal[slug].values, strict=True)
         return {"kernel": slug, "values": ", ".join(f"{p.name}={v}" for p, v in values)}
 
@@ -195,7 +220,7 @@ class RecordedSearch(FamilySearch):
                 state=optuna.trial.TrialState.WAITING,
                 params=self._named(point),
                 distributions=dict(self._space),
-                user_attrs=self._read(next(s for s in self._legal if self._points[s] == point)),
+                user_attrs=self._told_of(next(s for s, p in self._points.items() if p == point)),
             )
         )
 
@@ -297,7 +322,11 @@ class RecordedBucketSearch(BucketSearch):
     def _look(self) -> bool:
         with self._studies.lock(self._lock), self._studies.answering():
             self._refresh()
-        return not any(search.others for search in self._recorded)
+            free = not any(search.others for search in self._recorded)
+            if free and self.over:
+                for search in self._recorded:
+                    search.tidy()
+        return free
 
     def _refresh(self) -> None:
         costs = self._around.costs(self._problem)

@@ -11,6 +11,7 @@ from autofa.errors import UsageError, explain_bad
 from autofa.kernels import REGISTRY, Registry
 from autofa.problem import Problem, check, parse_dtype, parse_shape
 from autofa.settings import Settings, database
+from autofa.store.reader import sqlite_path
 from autofa.tuning.profile_files import find_profile
 
 MODES = ("eager", "graph")
@@ -35,7 +36,7 @@ class TuneRequest:
         force: measure again what is measured.
         since: with `force`, what was measured from this moment on stands (ISO 8601, UTC); empty:
             nothing does.
-        dashboard: a file in which Optuna's dashboard can watch; of a database that is a file.
+        dashboard: a journal that Optuna's dashboard shows while the tune runs; not with a server.
         workers: how many tunes of like devices share this work, this one included.
     """
 
@@ -122,6 +123,7 @@ def make_request(
     families: Sequence[str] | None = None,
     db: str | None = None,
     force: bool = False,
+    dashboard: str | None = None,
     registry: Registry = REGISTRY,
     settings: Settings | None = None,
 ) -> TuneRequest:
@@ -145,16 +147,22 @@ def make_request(
     kind = device.partition(":")[0]
     problems, usual_trials = _problems(profile, shapes, kind, dtypes, causal)
     settings = settings or Settings()
+    db = db or database(settings)
+    if dashboard is not None and sqlite_path(db) is None:
+        do = "leave --dashboard, and run `optuna-dashboard URL` with the database's URL"
+        supported = "a file, where the database is one; a server has the studies itself"
+        raise UsageError(explain_bad("dashboard", dashboard, supported, do))
     return TuneRequest(
         problems=problems,
         device=device,
-        db=db or database(settings),
+        db=db,
         mode=mode,
         budget_s=None if budget is None else parse_budget(str(budget)),
         trials=_positive("trials", trials) or usual_trials,
         jobs=_positive("jobs", jobs),
         families=_families(families, registry),
         force=force,
+        dashboard=dashboard,
         registry=registry,
         settings=settings,
     )

@@ -299,6 +299,8 @@ inline Value __shfl_xor_sync(unsigned, Value value, int mask) {
   return emulator::exchange(value, all)[emulator::lane() ^ mask];
 }
 
+[[noreturn]] inline void __trap() { emulator::fail("__trap"); }
+
 inline float __uint_as_float(uint32_t bits) {
   float value;
   std::memcpy(&value, &bits, 4);

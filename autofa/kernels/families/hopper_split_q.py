@@ -16,8 +16,10 @@ from autofa.problem import Problem
 
 _STAGES = (2, 3, 4, 6, 9, 12)
 _HEADS = (1, 4, 8, 16)
-# Of a thread beside output, scores and weights: row statistics, descriptors, addresses.
-_OTHER_REGISTERS = 30
+# What a consumer's thread has, by the number of consumers; and what of it is for row statistics,
+# descriptors and addresses: with less left for them, variants spilled 8 to 180 bytes as compiled.
+_REGISTERS = {2: 240, 3: 160}
+_OTHER_REGISTERS = 38
 # An m64nNk16 takes N / 2 cycles.
 _CHUNK_CYCLES = 256
 
@@ -56,15 +58,18 @@ def _smem_bytes(p: Params, problem: Problem) -> int:
     return _fixed_bytes(p, problem) + int(p.stages) * (_stage_bytes(p, problem) + 16)
 
 
-def _most_stages(p: Params, problem: Problem, limits: Limits) -> int:
+def _stages(p: Params, problem: Problem, limits: Limits) -> int:
+    """The deepest ring that fits; 0 if none does."""
     left = limits.smem_per_block - _fixed_bytes(p, problem)
-    return left // (_stage_bytes(p, problem) + 16)
+    most = left // (_stage_bytes(p, problem) + 16)
+    return max((stages for stages in _STAGES if stages <= most), default=0)
 
 
 def _registers(p: Params) -> int:
     """Of a consumer's thread: output and scores in f32, weights in 16 bits."""
     block_n = int(p.block_n)
-    return int(p.columns_v) // 2 + block_n // 2 + block_n // 4 + _OTHER_REGISTERS
+    weights = int(p.weight_sets) * block_n // 4
+    return int(p.columns_v) // 2 + block_n // 2 + weights + _OTHER_REGISTERS
 
 
 def _chunks_are_whole(p: Params, problem: Problem) -> bool:
@@ -103,12 +108,12 @@ def _default(problem: Problem, limits: Limits) -> dict[str, Value]:
         key_chunks=2 if problem.head_dim > 192 else 1,
         value_chunks=2 if problem.head_dim_v > 192 else 1,
         softmax_parts=1,
+        weight_sets=1 if block_m == 192 else 2,
         heads=1,
     )
     if problem.causal:
         p.heads = max(h for h in _HEADS if h <= min(8, problem.batch * problem.heads_q))
-    most = _most_stages(p, problem, limits)
-    p.stages = max(stages for stages in _STAGES if stages <= most)
+    p.stages = _stages(p, problem, limits)
     return dict(vars(p))
 
 
@@ -135,6 +140,7 @@ FAMILY = KernelFamily(
         Param("value_chunks", (1, 2), "x{}", joined=True, about="chunks of a tile of values"),
         Param("stages", _STAGES, "s{}", about="buffers of the ring, of one chunk each"),
         Param("softmax_parts", (1, 2), "p{}", about="value chunks that the softmax runs beside"),
+        Param("weight_sets", (1, 2), "w{}", about="2: the next weights do not wait for the output"),
         Param("heads", _HEADS, "h{}", about="heads whose tiles are taken together"),
     ),
     constraints=(
@@ -166,13 +172,13 @@ FAMILY = KernelFamily(
         Constraint(
             "registers",
             "output, scores and weights stay in a consumer's registers: 240, or 160 for three",
-            lambda p, problem, limits: _registers(p) <= (240 if p.block_m == 128 else 160),
+            lambda p, problem, limits: _registers(p) <= _REGISTERS[_consumers(p)],
         ),
         mma.shared_memory(_smem_bytes),
         Constraint(
             "idle memory",
-            "a block has its SM to itself, and a ring takes more than half of the memory left",
-            lambda p, problem, limits: 2 * p.stages > min(24, _most_stages(p, problem, limits)),
+            "a block has its SM to itself, and a ring takes as much of the memory left as it can",
+            lambda p, problem, limits: p.stages == _stages(p, problem, limits),
         ),
     ),
     target=lambda p, limits: limits.arch,

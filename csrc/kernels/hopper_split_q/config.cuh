@@ -26,6 +26,7 @@ struct Config {
   static constexpr int key_chunks = Params::key_chunks;
   static constexpr int value_chunks = Params::value_chunks;
   static constexpr int softmax_parts = Params::softmax_parts;
+  static constexpr int weight_sets = Params::weight_sets;
 
   static constexpr int consumers = block_m / 64;  // warpgroups of 64 rows
   static constexpr int threads = kWarpgroupThreads * (consumers + 1);
@@ -38,6 +39,7 @@ struct Config {
   static_assert(head_dim % 8 == 0 && head_dim <= 256, "one wgmma has at most 256 columns");
   static_assert(columns_v % 32 == 0 && columns_v <= 256, "lanes store one tile in four");
   static_assert(block_n % (16 * value_chunks) == 0, "p v consumes 16 keys at a time");
+  static_assert(weight_sets == 1 || weight_sets == 2, "this tile's weights, and the next one's");
   static_assert(softmax_parts >= 1 && softmax_parts <= value_chunks, "one gap for each part");
 
   // Groups of 64 columns, as TMA writes and wgmma reads them.

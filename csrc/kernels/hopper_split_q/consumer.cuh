@@ -38,6 +38,11 @@ class Consumer {
   using Element = typename C::Element;
   static constexpr int squares = C::block_n / 16;
 
+  // Of a tile's keys, rounded, in squares of 16: the left operand of p v.
+  struct Weights {
+    uint32_t packed[squares][4];
+  };
+
  public:
   __device__ __forceinline__ Consumer(const Arguments& arguments, const Memory<C>& memory,
                                       int index)
@@ -66,12 +71,12 @@ class Consumer {
       }
       if (own.end > 0) {
         attend(softmax, mask, own, of_block.end, first_row + row_of_thread());
+        store(softmax, mask, at, first_row, own.end);
       } else {
-        clear();
         if (of_block.end > 0) release_queries();
         skip(of_block.end * (C::key_chunks + C::value_chunks));
+        store_without_keys(at, first_row);
       }
-      store(softmax, mask, at, first_row, own.end);
     }
   }
 
@@ -86,46 +91,86 @@ class Consumer {
 
   __device__ __forceinline__ void attend(OnlineSoftmax<1>& softmax, const typename C::Mask& mask,
                                          const KeyTiles& tiles, int end_of_block, int row) {
-    multiply_keys();
+    multiply_keys(false);
     wgmma_wait<0>();
     ring_.release();
     wgmma_landed(scores_[0]);
     if (tiles.end == 1) release_queries();
     fit(softmax, mask, tiles, row, 0);
     weigh<0, 1>(softmax);
-    pack();
+    pack<0, 1>(weights_[0]);
     owed_[0][0][0] = owed_[0][0][2] = 1.0f;  // there is no output yet
 
+    const int others = end_of_block - tiles.end;  // tiles that only other warpgroups need
+    const auto step = [&](int tile, const Weights& weights, Weights& next) {
+      this->step(softmax, mask, tiles, row, tile, weights, next);
+    };
+    if constexpr (C::weight_sets == 1) {
 #pragma unroll 1
-    for (int tile = 0; tile + 1 < tiles.end; ++tile) {
-      multiply_keys();  // of the next tile
-      for_each_chunk<C::value_chunks>([&](auto index) {
-        constexpr int chunk = decltype(index)::value;
-        constexpr int part = chunk - (C::value_chunks - C::softmax_parts);
-        multiply_values<chunk>(tile > 0);
-        wgmma_wait<1>();
-        ring_.release();
-        if constexpr (chunk == 0) {
-          wgmma_landed(scores_[0]);
-          if (tile + 2 == tiles.end) release_queries();
-        }
-        if constexpr (part == 0) fit(softmax, mask, tiles, row, tile + 1);
-        if constexpr (part >= 0) weigh<part, C::softmax_parts>(softmax);
-      });
-      wgmma_wait<0>();
-      ring_.release();
-      wgmma_landed(out_);
-      pack();
-      settle();
+      for (int tile = 0; tile + 1 < tiles.end; ++tile) step(tile, weights_[0], weights_[0]);
+      finish(tiles.end, others, weights_[0]);
+    } else {
+      int tile = 0;
+#pragma unroll 1
+      for (; tile + 2 < tiles.end; tile += 2) {
+        step(tile, weights_[0], weights_[1]);
+        step(tile + 1, weights_[1], weights_[0]);
+      }
+      if (tile + 1 < tiles.end) {
+        step(tile, weights_[0], weights_[1]);
+        finish(tiles.end, others, weights_[1]);
+      } else {
+        finish(tiles.end, others, weights_[0]);
+      }
     }
+  }
 
-    // Tiles that only other warpgroups need follow in the ring, the keys of one before these
-    // values.
-    const int others = end_of_block - tiles.end;
-    if (others > 0) skip(C::key_chunks);
+  // Scores of the next tile, and the output of this one. With two sets of weights the next are
+  // rounded while this tile's last product is under way, which then goes on beside the next scores;
+  // with one they wait for it.
+  __device__ __forceinline__ void step(OnlineSoftmax<1>& softmax, const typename C::Mask& mask,
+                                       const KeyTiles& tiles, int row, int tile,
+                                       const Weights& weights, Weights& next) {
+    multiply_keys(tile > 0);
+    if constexpr (C::weight_sets == 2) settle();
     for_each_chunk<C::value_chunks>([&](auto index) {
       constexpr int chunk = decltype(index)::value;
-      multiply_values<chunk>(tiles.end > 1);
+      constexpr int part = chunk - (C::value_chunks - C::softmax_parts);
+      multiply_values<chunk>(weights, tile > 0);
+      wgmma_wait<1>();
+      ring_.release();
+      if constexpr (chunk == 0) {
+        wgmma_landed(scores_[0]);
+        if (tile + 2 == tiles.end) release_queries();
+      }
+      if constexpr (part == 0) fit(softmax, mask, tiles, row, tile + 1);
+      if constexpr (part >= 0) {
+        weigh<part, C::softmax_parts>(softmax);
+        if constexpr (C::weight_sets == 2) pack<part, C::softmax_parts>(next);
+      }
+    });
+    if constexpr (C::weight_sets == 1) {
+      // Never so; but a branch on the sums keeps the exponentials on this side of the wait, beside
+      // the product that they are to hide behind. ptxas moves all of them beyond it otherwise.
+      if (softmax.sum(0, 0) + softmax.sum(0, 1) < 0.0f) __trap();
+      wgmma_wait<0>();
+      ring_.release();
+      settle();
+      pack<0, 1>(next);
+    }
+  }
+
+  // The output of the last tile.
+  __device__ __forceinline__ void finish(int tiles, int others, const Weights& weights) {
+    if constexpr (C::weight_sets == 2) {
+      wgmma_wait<0>();
+      if (tiles > 1) ring_.release();
+      settle();
+    }
+    if (others > 0) skip(C::key_chunks);  // of the next tile: they come before these values
+    for_each_chunk<C::value_chunks>([&](auto index) {
+      constexpr int chunk = decltype(index)::value;
+      multiply_values<chunk>(weights, tiles > 1);
       if constexpr (chunk > 0) {
         wgmma_wait<1>();
         ring_.release();
@@ -137,8 +182,9 @@ class Consumer {
     if (others > 0) skip(others * (C::key_chunks + C::value_chunks) - C::key_chunks);
   }
 
-  // scores = q k^T of the next tile, of which the last chunk stays under way.
-  __device__ __forceinline__ void multiply_keys() {
+  // scores = q k^T of the next tile, of which the last chunk stays under way. With two sets of
+  // weights a chunk of values may still be when it begins, which is done when it ends.
+  __device__ __forceinline__ void multiply_keys(bool values_under_way) {
     for_each_chunk<C::key_chunks>([&](auto index) {
       constexpr int chunk = decltype(index)::value;
       constexpr int all = (C::head_dim + 15) / 16, most = C::groups_per_chunk * 4;
@@ -158,19 +204,22 @@ class Consumer {
       if constexpr (chunk > 0) {
         wgmma_wait<1>();
         ring_.release();
+      } else if constexpr (C::weight_sets == 2) {
+        wgmma_wait<1>();
+        if (values_under_way) ring_.release();
       }
     });
   }
 
   // out += p v of one chunk's keys, which stays under way.
   template <int Chunk>
-  __device__ __forceinline__ void multiply_values(bool accumulate) {
+  __device__ __forceinline__ void multiply_values(const Weights& weights, bool accumulate) {
     constexpr int steps = C::keys_per_chunk / 16;
     const auto values = matrix_descriptor<Major::mn>(ring_.take(), C::value_group_bytes).opaque();
     wgmma_fence();
 #pragma unroll
     for (int step = 0; step < steps; ++step) {
-      wgmma_registers<Element, Major::mn>(out_, weights_[Chunk * steps + step],
+      wgmma_registers<Element, Major::mn>(out_, weights.packed[Chunk * steps + step],
                                           values + step * kK16BytesAcross,
                                           Chunk + step > 0 || accumulate);
     }
@@ -190,24 +239,29 @@ class Consumer {
 #pragma unroll
     for (int k = squares * Part / Parts; k < squares * (Part + 1) / Parts; ++k) {
       softmax.weigh(scores_, k);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) compute_here(scores_[0][2 * k + i / 4][i % 4]);
     }
   }
 
-  // Rounds the weights, into the registers that the last product has read.
-  __device__ __forceinline__ void pack() {
+  // Rounds the weights, into registers that no product under way reads.
+  template <int Part, int Parts>
+  __device__ __forceinline__ void pack(Weights& weights) const {
 #pragma unroll
-    for (int k = 0; k < squares; ++k) {
+    for (int k = squares * Part / Parts; k < squares * (Part + 1) / Parts; ++k) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const auto& tile = scores_[0][2 * k + i / 2];
-        weights_[k][i] = Element::pack(tile[i % 2 * 2], tile[i % 2 * 2 + 1]);
+        weights.packed[k][i] = Element::pack(tile[i % 2 * 2], tile[i % 2 * 2 + 1]);
       }
     }
   }
 
+  // Gives the output what it is owed, once no product into it is under way.
   __device__ __forceinline__ void settle() {
     const float factor[2] = {owed_[0][0][0], owed_[0][0][2]};
     if (!__any_sync(~0u, factor[0] != 1.0f || factor[1] != 1.0f)) return;
+    wgmma_landed(out_);
 #pragma unroll
     for (int n = 0; n < C::columns_v / 8; ++n) {
 #pragma unroll
@@ -244,11 +298,20 @@ class Consumer {
     named_barrier_sync(1 + index_, kWarpgroupThreads);
   }
 
-  __device__ __forceinline__ void clear() {
-#pragma unroll
-    for (int n = 0; n < C::columns_v / 8; ++n) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) out_[n][i] = 0.0f;
+  // Zeros, not by way of `out_`: ptxas would not let products into it overlap with anything then.
+  __device__ __forceinline__ void store_without_keys(const RowTile& at, int first_row) const {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    void* matrix = matrix_at(call_.out, call_.out_strides, at.batch, at.head_q);
+    float* log_sums = call_.lse;
+    if (log_sums != nullptr) log_sums += (at.batch * call_.heads_q + at.head_q) * rows_;
+    const int end = min(first_row + warp_row() + 16, rows_);
+#pragma unroll 1
+    for (int row = first_row + warp_row(); row < end; ++row) {
+      char* target = static_cast<char*>(matrix) + row * call_.out_strides[2] * 2;
+      if (lane * 8 < call_.head_dim_v) {
+        *reinterpret_cast<uint4*>(target + lane * 16) = make_uint4(0, 0, 0, 0);
+      }
+      if (lane == 0 && log_sums != nullptr) log_sums[row] = -kInfinity;
     }
   }
 
@@ -281,7 +344,7 @@ class Consumer {
   uint32_t full_parity_ = 0;
   float scores_[1][C::block_n / 8][4];
   float out_[C::columns_v / 8][4];
-  uint32_t weights_[squares][4];
+  Weights weights_[C::weight_sets];
   float owed_[1][1][4] = {{{1.0f, 1.0f, 1.0f, 1.0f}}};
 };
 

@@ -40,6 +40,12 @@ __device__ __forceinline__ void wgmma_landed(float (&sums)[Tiles][4]) {
   }
 }
 
+// Has the value computed here. Without it the compiler puts what only code after the next wait
+// needs behind that wait, where no product runs beside it any more.
+__device__ __forceinline__ void compute_here(float& value) {
+  asm volatile("" : "+f"(value)::"memory");
+}
+
 template <int Tiles>
 struct Wgmma;  // specialised below: products of 8 * Tiles columns, 16 to 256 in steps of 16
 

@@ -49,6 +49,7 @@ class Case:
     growing: bool = False  # scores that grow along the keys, so that rows are rescaled often
     mask_dims: str = "bhqk"
     mask_dtype: str = "f32"  # of an additive mask; "own" is the query's
+    head_dim_v: int | None = None  # None is that of queries and keys
 
 
 CASES = (
@@ -245,9 +246,10 @@ def check(library: ctypes.CDLL, variant: Variant, case: Case, device: str = "cpu
     dtype = TORCH[variant.dtype]
     torch.manual_seed(len(case.name))
     q_shape = (case.batch, case.heads_q, case.seqlen_q, variant.head_dim)
-    kv_shape = (case.batch, case.heads_kv, case.seqlen_k, variant.head_dim)
+    k_shape = (case.batch, case.heads_kv, case.seqlen_k, variant.head_dim)
+    v_shape = (*k_shape[:3], case.head_dim_v or variant.head_dim)
     inputs = []
-    for shape in (q_shape, kv_shape, kv_shape):
+    for shape in (q_shape, k_shape, v_shape):
         buffer, view = _in_nan(shape, case.layout, dtype, device)
         view(buffer).copy_(torch.randn(shape))
         inputs.append(view(buffer))
@@ -261,7 +263,7 @@ def check(library: ctypes.CDLL, variant: Variant, case: Case, device: str = "cpu
             k[:, :, -9:] = math.nan
     explicit = variant.mask in EXPLICIT_MASKS
     attn_mask = _explicit_mask(case, variant.mask, dtype, device) if explicit else None
-    buffer, view = _in_nan(q_shape, case.layout, dtype, device)
+    buffer, view = _in_nan((*q_shape[:3], v_shape[3]), case.layout, dtype, device)
     lse = torch.full(q_shape[:3], math.nan, device=device)
 
     tensors = (q, k, v, view(buffer))

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from autofa.compiler import Usage, default_jobs, fingerprint, jobs
-from autofa.compiler.diagnostics import headline, killed_for_memory, parse_usage
+from autofa.compiler.diagnostics import headline, killed_for_memory, parse_usage, serialized
 from autofa.compiler.render import identity, stub
 from autofa.errors import UsageError
 from autofa.kernels.family import Domain, KernelFamily, Param, Variant
@@ -217,3 +217,15 @@ def test_jobs_follow_max_jobs_cores_and_memory(monkeypatch: pytest.MonkeyPatch) 
     assert default_jobs(Settings()) == 1
     monkeypatch.setattr(jobs, "available_memory", lambda: None)
     assert default_jobs(Settings()) == 32
+
+
+def test_serialized_wgmma_is_found() -> None:
+    said = (
+        "(C7515) Potential Performance Loss: wgmma.mma_async instructions are serialized due to x"
+    )
+    assert serialized(f"ptxas info    : {said}\nptxas info    : 0 bytes gmem") == said
+    assert (
+        serialized("ptxas info    : (C7519) warpgroup.arrive is injected in around line 302")
+        is None
+    )
+    assert serialized("") is None

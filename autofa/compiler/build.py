@@ -12,7 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autofa.compiler import cache, execute, trial
-from autofa.compiler.diagnostics import Usage, headline, killed_for_memory, parse_usage
+from autofa.compiler.diagnostics import (
+    Usage,
+    headline,
+    killed_for_memory,
+    parse_usage,
+    serialized,
+)
 from autofa.compiler.execute import Job, Outcome, find_ninja
 from autofa.compiler.fingerprint import fingerprint
 from autofa.compiler.jobs import default_jobs
@@ -187,6 +193,8 @@ class _Run:
                 "compile_error",
                 "its sources were edited while it was compiled: build it again",
             )
+        elif outcome.code == 0 and (said := serialized(log)) is not None:
+            status, why = "compile_error", said
         elif outcome.code == 0:
             status, why = "ok", ""
             usage = parse_usage(log, static_smem_bytes(variant))

@@ -48,6 +48,17 @@ def headline(log: str, roots: tuple[str, ...] = ()) -> str:
     return found if len(found) <= _MAX_LINE else f"{found[: _MAX_LINE - 3]}..."
 
 
+# ptxas gives wgmma up as asynchronous and puts a wait behind each: C7508, C7510 to C7515. C7519, a
+# fence that it adds, costs nothing.
+_SERIALIZED = re.compile(r"\(C75(?:08|1[0-5])\)[^\n]*")
+
+
+def serialized(log: str) -> str | None:
+    """What ptxas said of wgmma that it serialized, which costs up to a third of the speed."""
+    found = _SERIALIZED.search(log)
+    return found.group()[:_MAX_LINE] if found else None
+
+
 def killed_for_memory(code: int, log: str) -> bool:
     """Whether a compiler with exit status `code` (negative: a signal) died for want of memory."""
     return code in (-9, 137) or (code != 0 and _KILLED.search(log) is not None)

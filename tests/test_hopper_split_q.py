@@ -1,0 +1,106 @@
+"""hopper.split_q: what the tests of all CUDA families leave out. Chunks, sets of weights and value
+head dims on the emulator; where its domain ends; what ptxas makes of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import cuda_variants
+import pytest
+from cuda_variants import CASES, Case
+
+from autofa import compiler
+from autofa.device import CUDA_ARCHS, cuda_limits
+from autofa.kernels.families.hopper_split_q import FAMILY
+from autofa.kernels.family import Variant
+from autofa.problem import Problem
+from autofa.settings import Settings
+
+H200 = cuda_limits("sm_90a", 132)
+# What the emulator's three SMs make of it: several tiles for a block, in groups of heads of which
+# the last is not whole; warpgroups that need fewer keys than their neighbours, or have no rows.
+MANY_TILES = Case("many tiles", 6, 2, 330, 330, layout="bnhd", batch=2)
+BEFORE_THE_KEYS = Case("rows before the keys", 3, 1, 420, 130)
+
+
+def variant_of(text: str) -> Variant:
+    found = FAMILY.parse(f"hopper.split_q-{text}")
+    assert found is not None
+    return found
+
+
+def check(text: str, folder: Path, *cases: Case) -> None:
+    variant = variant_of(text)
+    library = cuda_variants.emulated(variant, folder)
+    for case in cases:
+        cuda_variants.check(library, variant, case)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "d64-m128n64-v64-c1x1-s12-p1-w2-h4-f16-causal_lower_right",
+        "d72-m192n64-v96-c2x1-s9-p1-w1-h4-bf16-causal",
+    ],
+)
+def test_persistent_blocks_on_the_emulator(text: str, tmp_path: Path) -> None:
+    check(text, tmp_path, MANY_TILES, BEFORE_THE_KEYS)
+
+
+def test_value_head_dims_of_their_own_on_the_emulator(tmp_path: Path) -> None:
+    cases = [replace(case, head_dim_v=24) for case in CASES if case.name in ("ragged", "no keys")]
+    check("d136-m128n64-v32-c2x2-s12-p2-w2-h1-f16-none", tmp_path, *cases)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "text",
+    [
+        "d256-m128n64-v256-c2x2-s9-p1-w2-h4-bf16-causal_lower_right",
+        "d256-m128n96-v256-c2x2-s4-p2-w1-h1-f16-none",
+        "d192-m128n96-v192-c2x2-s9-p2-w2-h4-f16-causal",
+        "d128-m128n176-v128-c1x1-s4-p1-w1-h8-bf16-causal",
+        "d128-m128n128-v128-c1x1-s6-p1-w2-h1-f16-none",
+        "d64-m192n96-v64-c1x1-s12-p1-w2-h8-f16-causal",
+        "d40-m192n128-v64-c1x1-s9-p1-w1-h1-bf16-none",
+    ],
+)
+def test_more_are_right_on_the_emulator(text: str, tmp_path: Path) -> None:
+    check(text, tmp_path, *CASES, MANY_TILES, BEFORE_THE_KEYS)
+
+
+@pytest.mark.parametrize("arch", [arch for arch in CUDA_ARCHS if arch != "sm_90a"])
+def test_serves_no_other_architecture(arch: str) -> None:
+    problem = Problem("bf16", 1, 8, 8, 4096, 4096, 128, 128, "causal")
+    assert FAMILY.domain.refusal(problem, H200) is None
+    assert FAMILY.domain.refusal(problem, cuda_limits(arch, 132)) is not None
+
+
+def test_never_answers_unmeasured() -> None:
+    problem = Problem("bf16", 1, 8, 8, 8192, 8192, 128, 128)
+    assert not FAMILY.unmeasured(problem, H200)
+
+
+def test_refuses_other_value_head_dims_than_its_columns() -> None:
+    variant = variant_of("d64-m192n96-v64-c1x1-s12-p1-w1-h1-bf16-none")
+    equal = Problem("bf16", 1, 8, 8, 4096, 4096, 64, 64)
+    assert variant.refusal(equal, H200) is None
+    assert variant.refusal(replace(equal, head_dim_v=40), H200) is None
+    assert "value columns" in (variant.refusal(replace(equal, head_dim_v=72), H200) or "")
+
+
+@pytest.mark.nvcc
+def test_defaults_compile_to_asynchronous_products(here: Settings) -> None:
+    """Without spills, and without the serialization that a build takes for an error."""
+    kinds = ((64, "none"), (128, "causal"), (192, "causal_lower_right"), (256, "causal"))
+    wanted = []
+    for head_dim, mask in kinds:
+        problem = Problem("bf16", 1, 16, 16, 8192, 8192, head_dim, head_dim, mask)
+        default = FAMILY.default_variant(problem, H200)
+        assert default is not None
+        wanted.append((default, "sm_90a"))
+    for done in compiler.build(wanted, here, jobs=2):
+        assert done.status == "ok", done.message
+        assert done.usage is not None
+        assert done.usage.spill_bytes == 0, done.variant.slug

@@ -358,7 +358,7 @@ def test_a_server_that_sends_late_changes_nothing_after_a_reload(
 FIRST_CALLS = """
 import os, sys, time, torch, autofa
 torch.set_grad_enabled(False)
-for _ in range(5):
+for _ in range(3):
     for name in ("without", "served", "silent"):
         if os.fork():
             os.wait()

@@ -11,7 +11,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from datetime import datetime
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkProcess
@@ -259,6 +259,16 @@ def test_a_full_disk_is_told_and_costs_nothing_stored(
         assert repository.add([make_row("torch.flash")]) == 1
     with pytest.raises(StoreError):
         fill(small_disk / "other.db", *many)
+    (small_disk / "other.db").unlink(missing_ok=True)
+    with suppress(OSError), (small_disk / "ballast").open("wb", buffering=0) as ballast:
+        for _ in range(512):
+            ballast.write(bytes(1024))
+    kept = [make_row(), make_row("torch.flash")]
+    assert reader.read(path, H200) == kept, "not one byte is free"
+    capsys.readouterr()
+    assert _run(["db", "import", str(file), "--db", str(path)]) == 1
+    assert "disk" in capsys.readouterr().err
+    (small_disk / "ballast").unlink()
     assert _run(["db", "check", "--db", str(path)]) == 0
 
 

@@ -203,7 +203,8 @@ def connect(path: Path, timeout: float, *, immutable: bool = False) -> sqlite3.C
     """A read-only connection, in folders that cannot be written too.
 
     A file in WAL mode needs its `-shm` neighbour even to be read. Where the folder does not let it
-    be made, nobody can be writing there either, so the file is opened as immutable.
+    be made, or the disk is full, nobody can be writing there either, so the file is opened as
+    immutable.
 
     Args:
         immutable: nobody is writing: open it so at once, which makes no neighbours.
@@ -219,7 +220,8 @@ def connect(path: Path, timeout: float, *, immutable: bool = False) -> sqlite3.C
     try:
         return _open(f"file:{name}?mode=ro", timeout)
     except sqlite3.OperationalError as error:
-        refused = "readonly" in str(error) or "unable to open" in str(error)
+        signs = ("readonly", "unable to open", "disk I/O")
+        refused = any(sign in str(error) for sign in signs)
         journal = path.with_name(path.name + "-journal")
         if not refused or not os.access(path, os.R_OK) or journal.exists():
             raise

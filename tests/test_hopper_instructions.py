@@ -18,6 +18,7 @@ from autofa.runtime import abi
 
 SOURCE = Path(__file__).parent / "hopper_check.cu"
 LAUNCH_FAILURE = 719
+_SM_90A = ("-gencode=arch=compute_90a,code=sm_90a",)
 # In the order of the source's enum: what the emulator says; nothing where the result is wrong, or a
 # barrier waits for ever, as the threads happen to run.
 MISTAKES = {
@@ -53,25 +54,44 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 
 
 def multiplied(
-    library: ctypes.CDLL, columns: int = 96, rows: int = 64, keys: int = 48, mistake: int = 0
+    library: ctypes.CDLL,
+    columns: int = 96,
+    rows: int = 64,
+    keys: int = 48,
+    mistake: int = 0,
+    device: str = "cpu",
 ) -> tuple[int, float]:
     """What the launch returned, and the largest error; heads and first rows differ by the call."""
     head, first_row = (1, 5) if rows < 64 else (0, 0)
     torch.manual_seed(columns)
-    q, k, v = (torch.randn(2, n, columns).bfloat16() for n in (rows, keys, keys))
-    out = torch.full((64, 96), math.nan)
+    q, k, v = (torch.randn(2, n, columns).bfloat16().to(device) for n in (rows, keys, keys))
+    out = torch.full((64, 96), math.nan, device=device)
     call = library.check_multiply
     call.argtypes = (ctypes.c_void_p,) * 4 + (ctypes.c_int64,) * 3 + (ctypes.c_int32,) * 3
     pointers = (q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr())
     code = int(call(*pointers, rows, keys, columns, head, first_row, mistake))
     want = torch.zeros(64, 96)
-    scores = (q[head].float() @ k[head].float().T).bfloat16().float()
-    product = scores @ v[head].float()
+    scores = (q[head].cpu().float() @ k[head].cpu().float().T).bfloat16().float()
+    product = scores @ v[head].cpu().float()
     want[: rows - first_row, :columns] = product[first_row:]
-    return code, (out - want).abs().max().item() if code == abi.OK else math.nan
+    return code, (out.cpu() - want).abs().max().item() if code == abi.OK else math.nan
 
 
-@pytest.mark.parametrize(("columns", "rows", "keys"), [(96, 64, 48), (72, 50, 33), (8, 64, 48)])
+def swapped(library: ctypes.CDLL, mistake: int = 0, device: str = "cpu") -> tuple[int, bool]:
+    """What the launch returned, and whether each block got its peer's numbers."""
+    out = torch.zeros(4, 2, 32, device=device)
+    call = library.check_swap
+    call.argtypes = (ctypes.c_void_p, ctypes.c_int32)
+    code = int(call(out.data_ptr(), mistake))
+    peer = torch.tensor([1, 0, 3, 2])[:, None, None] * 1000.0
+    number = peer + torch.arange(2)[:, None] * 100 + torch.arange(32)
+    return code, torch.equal(out.cpu(), 5 * number + 6)
+
+
+SHAPES = [(96, 64, 48), (72, 50, 33), (8, 64, 48)]
+
+
+@pytest.mark.parametrize(("columns", "rows", "keys"), SHAPES)
 def test_products_of_tiles(library: ctypes.CDLL, columns: int, rows: int, keys: int) -> None:
     """Whole tiles; and zeros for the columns, rows and keys that a tensor does not have."""
     code, error = multiplied(library, columns, rows, keys)
@@ -97,14 +117,25 @@ def test_maps_refuse_what_tma_cannot_read(library: ctypes.CDLL) -> None:
 
 
 def test_clusters_exchange(library: ctypes.CDLL) -> None:
-    out = torch.zeros(4, 2, 32)
-    call = library.check_swap
-    call.argtypes = (ctypes.c_void_p, ctypes.c_int32)
-    assert call(out.data_ptr(), 0) == abi.OK, library.failure()
-    peer = torch.tensor([1, 0, 3, 2])[:, None, None] * 1000.0
-    number = peer + torch.arange(2)[:, None] * 100 + torch.arange(32)
-    assert torch.equal(out, 5 * number + 6)
-
+    assert swapped(library) == (abi.OK, True), library.failure()
     early = 1 + list(MISTAKES).index("a stage released before the product was waited for")
-    code = call(out.data_ptr(), early)
-    assert code == LAUNCH_FAILURE or not torch.equal(out, 5 * number + 6)
+    assert swapped(library, early) != (abi.OK, True)
+
+
+@pytest.mark.gpu
+@pytest.mark.nvcc
+def test_the_hardware_agrees(tmp_path: Path) -> None:
+    """The same kernels, without mistakes, compiled by nvcc."""
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("needs a GPU of compute capability 9.0")
+    built = tmp_path / "check.so"
+    command = compiler.find("cuda", settings.load()).command
+    flags = ("-std=c++17", "-O3", "-shared", "-Xcompiler=-fPIC", *_SM_90A)
+    include = f"-I{csrc_dir() / 'include'}"
+    subprocess.run([*command, *flags, include, str(SOURCE), "-o", str(built)], check=True)
+    hardware = ctypes.CDLL(str(built))
+    for shape in SHAPES:
+        code, error = multiplied(hardware, *shape, device="cuda")
+        assert code == abi.OK
+        assert error < 0.6
+    assert swapped(hardware, device="cuda") == (abi.OK, True)

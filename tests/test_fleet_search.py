@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 from fleet_world import SHAPES, TRIALS, join, kill, searched, server_storage, trials, workers
 from optuna.trial import TrialState
-from tuning_simulation import Simulation
+from tuning_simulation import DEVICE, Simulation
 from tuning_world import BEST, ask, run, stored, winner
+
+from autofa.tuning.lab import Lab
+from autofa.tuning.request import TuneRequest
+from autofa.tuning.session import tune
 
 pytestmark = pytest.mark.postgres
 
@@ -53,6 +60,23 @@ def test_what_a_killed_worker_was_measuring_is_measured_by_others(postgres_url: 
     assert {t.state for t in retried} == {TrialState.COMPLETE}
     assert {t.state for t in told} == {TrialState.COMPLETE, TrialState.FAIL}
     assert [winner(postgres_url, p) for p in SHAPES] == [BEST] * len(SHAPES)
+
+
+def test_another_kind_of_device_is_tuned_for_itself(postgres_url: str) -> None:
+    other = replace(DEVICE, name="Another CPU")
+    sim = Simulation(lambda slug, problem: 1.0)
+
+    @contextmanager
+    def laboratory(request: TuneRequest) -> Iterator[Lab]:
+        with sim.laboratory(request) as lab:
+            yield replace(lab, device=other)
+
+    run(Simulation(lambda slug, problem: 1.0), ask(postgres_url, trials=4))
+    assert tune(ask(postgres_url, trials=4), laboratory=laboratory).exit_code == 0
+    assert len({slug for slug, _ in sim.checked if slug.startswith("sim.")}) == 4
+    with server_storage(postgres_url) as storage:
+        devices = Counter(study.user_attrs["device"] for study in storage.get_all_studies())
+    assert devices == {str(DEVICE): 2, str(other): 2}
 
 
 def test_rows_that_a_study_lacks_are_taken_into_it(postgres_url: str) -> None:

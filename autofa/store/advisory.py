@@ -13,8 +13,9 @@ from sqlalchemy.engine import URL
 from autofa.errors import StoreError, StoreUnreachableError
 from autofa.store.engines import server_engine, translated
 
-# Seconds after which a holder of `hold` passes for hanging. Such locks are held for parts of one.
-_PATIENCE_S = 30
+# Seconds after which a holder of `hold` passes for hanging. Such locks are held for about one, and
+# a hundred may wait.
+_PATIENCE_S = 120
 
 
 class Advisory:
@@ -70,7 +71,7 @@ class Advisory:
         """Waits for a lock and has it within the block.
 
         Raises:
-            StoreUnreachableError: the server is away, or somebody held it for 30 s.
+            StoreUnreachableError: the server is away, or others held it for 120 s.
         """
         key = _key(name)
         self._ask("SELECT pg_advisory_lock(:key)", key)

@@ -132,7 +132,7 @@ class RecordedSearch(FamilySearch):
             elif trial.state == TrialState.RUNNING:
                 worker = trial.user_attrs.get(WORKER)
                 if worker is None or not (self._studies.shared or worker == self._studies.worker):
-                    self._study.tell(trial.number, state=TrialState.FAIL)
+                    self._study.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True)
                 elif slug:
                     running[slug] = worker
                     numbers[slug] = trial.number
@@ -175,7 +175,7 @@ class RecordedSearch(FamilySearch):
         if slug is not None and slug in self._costs:  # a dead worker's, which had measured it
             self._finish(trial, self._costs[slug])
         elif slug is None or slug in self._asked:
-            self._study.tell(trial, state=optuna.trial.TrialState.FAIL)
+            self._study.tell(trial, state=optuna.trial.TrialState.FAIL, skip_if_finished=True)
         else:
             return slug, trial
         return None
@@ -192,7 +192,7 @@ class RecordedSearch(FamilySearch):
         while self._waiting:
             found = self._retried()
             if found is not None:
-                self._study.tell(found[1], state=fail)
+                self._study.tell(found[1], state=fail, skip_if_finished=True)
 
     def _hand_out(self, slug: str, trial: optuna.Trial) -> Variant:
         for key, text in self._told_of(slug).items():

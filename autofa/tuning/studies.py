@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from autofa.errors import StoreError, StoreUnreachableError, UsageError, explain_bad
 from autofa.store.advisory import Advisory
 from autofa.store.engines import translated
-from autofa.store.urls import CONNECT_TIMEOUT, driver_url
+from autofa.store.urls import CONNECT_TIMEOUT, driver_url, no_answer
 from autofa.tuning.search import quiet_optuna
 
 if TYPE_CHECKING:
@@ -154,14 +154,18 @@ class ServerStudies(Studies):
                 warnings.filterwarnings("ignore", message="Heartbeat of storage")
                 warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
                 yield
+        except optuna.exceptions.UpdateFinishedTrialError:
+            got = "a trial that another process ended meanwhile"
+            do = "try again: a restart of the server cost the lock that prevents it"
+            raise StoreUnreachableError(
+                explain_bad(f"studies of {self._locks.where}", got, "one asker at a time", do)
+            ) from None
         except optuna.exceptions.StorageInternalError as error:
             self._missed = time.monotonic()
             self._backend.remove_session()
-            cause = " ".join(str(error.__cause__ or error).split())[:300]
-            do = "check that the server runs and lets this user in"
-            raise StoreUnreachableError(
-                explain_bad(f"studies at {self._locks.where}", cause, "an answer", do)
-            ) from None
+            cause = getattr(error.__cause__, "orig", None) or error.__cause__ or error
+            secrets = (self._locks.url.password or "",)
+            raise no_answer(self._locks.where, cause, secrets, away=True) from None
 
     def lock(self, name: str) -> AbstractContextManager[None]:
         return self._locks.hold(name)

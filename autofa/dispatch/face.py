@@ -6,7 +6,7 @@ SDPA call costs 7 us (benchmarks/call_overhead.py prints them).
 
 from __future__ import annotations
 
-from typing import Literal, overload
+from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor
@@ -30,6 +30,7 @@ _tracing = torch.compiler.is_dynamo_compiling
 state.start()
 _state = state.STATE
 _fwd = _state.fwd
+_face = _state.face
 _memory = MEMORY
 _training = TRAINING
 
@@ -106,6 +107,11 @@ def attention(
         return with_lse(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
     if _tracing():
         return traced(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+    if attn_mask is None and _state.direct:
+        known: Any = _face(query, key, value, dropout_p, is_causal, scale, enable_gqa)
+        if known is not None:
+            found: Tensor = known
+            return found
     if (
         _state.direct
         and type(query) is Tensor

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from autofa.dispatch import fake
 from autofa.dispatch.keys import DEVICE_TYPES, device_index, key_of
-from autofa.runtime import extension, kernels
+from autofa.runtime import extension, kernels, python_face
 from autofa.runtime.backends import Call
 from autofa.runtime.tensors import problem_of, sdpa_only
 
@@ -67,12 +67,15 @@ def sdpa_won() -> None:
     """A look-up ended at plain SDPA: calls that were thought to be others' may be of its kind."""
     MEMORY.by_query.clear()
     MEMORY.watching = True
+    python_face.watch()
+    python_face.forget()
 
 
 def forget() -> None:
     """The table has changed."""
     MEMORY.by_query.clear()
     TRAINING.by_query.clear()
+    python_face.forget()
 
 
 def learn_training(call: Call) -> None:
@@ -88,6 +91,8 @@ def learn_training(call: Call) -> None:
         known.clear()
     known[signature(query, key, value, mask, causal, enable_gqa)] = True
     TRAINING.watching = True
+    if mask is None:
+        python_face.remember(query, key, value, causal, enable_gqa, trains=True, sdpa_wins=True)
 
 
 def learn(
@@ -108,6 +113,12 @@ def learn(
         if len(known) >= _MOST:
             known.clear()
         known[signature(query, key, value, attn_mask, is_causal, enable_gqa)] = won
+        if attn_mask is None:
+            python_face.remember(
+                query, key, value, is_causal, enable_gqa, trains=False, sdpa_wins=won
+            )
+    else:
+        python_face.remember_query(query)
 
 
 def _sdpa_serves(

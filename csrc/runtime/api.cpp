@@ -7,6 +7,7 @@
 #include "kernels.h"
 #include "key.h"
 #include "launch.h"
+#include "python_face.h"
 #include "table.h"
 
 using namespace autofa::runtime;
@@ -53,4 +54,21 @@ int64_t autofa_sizeof(int32_t which) {
 }
 
 const char* autofa_version(void) { return "1"; }
+
+void* autofa_face_open(void* objects, int64_t payload) {
+  return open_face(static_cast<python::Object*>(objects), payload);
+}
+void autofa_face_watch(void) { watch_face(); }
+void autofa_face_forget(void) { forget_face(); }
+
+void autofa_face_remember(void* query, void* key, void* value, int32_t causal, int32_t gqa,
+                          int32_t trains, int32_t sdpa) {
+  const auto object = [](void* pointer) { return static_cast<python::Object*>(pointer); };
+  remember_in_face(object(query), object(key), object(value), causal != 0, gqa != 0, trains != 0,
+                   sdpa != 0);
+}
+
+void autofa_face_remember_query(void* query) {
+  remember_query_in_face(static_cast<python::Object*>(query));
+}
 }

@@ -61,4 +61,12 @@ AUTOFA_API int64_t autofa_bucket(int64_t n);  // key.h's nearest_power_of_two
 AUTOFA_API int64_t
 autofa_sizeof(int32_t which);  // 0 autofa_params, 1 _metadata, 2 _key, 3 _executor
 AUTOFA_API const char* autofa_version(void);
+
+// python_face.h, with Python's objects as pointers; to be called with the interpreter's lock held.
+AUTOFA_API void* autofa_face_open(void* objects, int64_t payload);
+AUTOFA_API void autofa_face_watch(void);
+AUTOFA_API void autofa_face_forget(void);
+AUTOFA_API void autofa_face_remember(void* query, void* key, void* value, int32_t causal,
+                                     int32_t gqa, int32_t trains, int32_t sdpa);
+AUTOFA_API void autofa_face_remember_query(void* query);
 }

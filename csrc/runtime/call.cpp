@@ -212,19 +212,20 @@ void Call::inspect_any() {
 
 // Dense strides in the order of the query's: what torch.empty_like gives, with the head dim always
 // innermost. Dims of equal stride and those of stride 0 keep their order, as there.
-void Call::fill_output(const int64_t* sizes, int64_t rank) {
+void output_strides(const int64_t* query_sizes, const int64_t* query_strides, int64_t query_rank,
+                    const int64_t* sizes, int64_t rank, int64_t* strides) {
   int64_t order[kMaxRank];  // leading dims, innermost first
   const int64_t leading = rank - 1;
   for (int64_t i = 0; i < leading; ++i) order[i] = leading - 1 - i;
-  if (q.rank == rank) {
+  if (query_rank == rank) {
     for (int64_t i = 1; i < leading; ++i) {
       int64_t place = i;
       for (int64_t j = i; j-- > 0;) {
         const int64_t inner = order[j], outer = order[place];
-        const int64_t a = q.strides[inner], b = q.strides[outer];
+        const int64_t a = query_strides[inner], b = query_strides[outer];
         if (a == 0 || b == 0) continue;
         if (a < b) break;
-        if (a > b || q.sizes[inner] > q.sizes[outer]) {
+        if (a > b || query_sizes[inner] > query_sizes[outer]) {
           std::swap(order[j], order[place]);
           place = j;
         }
@@ -233,10 +234,14 @@ void Call::fill_output(const int64_t* sizes, int64_t rank) {
   }
   int64_t stride = sizes[rank - 1] > 0 ? sizes[rank - 1] : 1;
   for (int64_t i = 0; i < leading; ++i) {
-    out_strides[order[i]] = stride;
+    strides[order[i]] = stride;
     stride *= sizes[order[i]] > 0 ? sizes[order[i]] : 1;
   }
-  out_strides[rank - 1] = 1;
+  strides[rank - 1] = 1;
+}
+
+void Call::fill_output(const int64_t* sizes, int64_t rank) {
+  output_strides(q.sizes, q.strides, q.rank, sizes, rank, out_strides);
   std::memcpy(out_sizes, sizes, rank * sizeof(int64_t));
 }
 

@@ -80,6 +80,10 @@ struct Call {
   void fill_output(const int64_t* sizes, int64_t rank);
 };
 
+// The strides that every kernel gives an output of these sizes.
+void output_strides(const int64_t* query_sizes, const int64_t* query_strides, int64_t query_rank,
+                    const int64_t* sizes, int64_t rank, int64_t* strides);
+
 // The shapes, for messages.
 std::ostream& operator<<(std::ostream& text, const Tensor& tensor);
 std::ostream& operator<<(std::ostream& text, const Call& call);

@@ -6,7 +6,8 @@
 
 using cudaError_t = int;
 using cudaStream_t = void*;
-constexpr cudaError_t cudaSuccess = 0, cudaErrorInvalidValue = 1, cudaErrorLaunchFailure = 719;
+constexpr cudaError_t cudaSuccess = 0, cudaErrorInvalidValue = 1,
+                      cudaErrorLaunchOutOfResources = 701, cudaErrorLaunchFailure = 719;
 constexpr int cudaFuncAttributeMaxDynamicSharedMemorySize = 8;
 constexpr int cudaFuncAttributeNonPortableClusterSizeAllowed = 16;
 constexpr int cudaDevAttrMultiProcessorCount = 16;

@@ -28,14 +28,20 @@ __device__ __forceinline__ bool has_nonfinite(const float (&out)[Tiles][4], int 
   return probe != 0.0f;  // a NaN is not
 }
 
-// One head of a call, by a warp: lane l has columns 8 l to 8 l + 7 of each row, so head dims go up
-// to 256.
-template <class Element>
+// The columns [first_column, end_column) of one head of a call's output, by a warp: lane l has
+// columns 8 l to 8 l + 7 of each 256. Those of the output are 256 at most, those of queries and
+// keys 256 * Passes.
+template <class Element, int Passes = 1>
 class RowRepair {
  public:
   __device__ __forceinline__ RowRepair(const autofa_params& call, int batch, int head_q,
                                        int head_kv)
+      : RowRepair(call, batch, head_q, head_kv, 0, static_cast<int>(call.head_dim_v)) {}
+  __device__ __forceinline__ RowRepair(const autofa_params& call, int batch, int head_q,
+                                       int head_kv, int first_column, int end_column)
       : call_(call),
+        first_column_(first_column),
+        end_column_(end_column),
         q_(matrix_at(call.q, call.q_strides, batch, head_q)),
         k_(matrix_at(call.k, call.k_strides, batch, head_kv)),
         v_(matrix_at(call.v, call.v_strides, batch, head_kv)),
@@ -47,24 +53,30 @@ class RowRepair {
     // A NaN there is of the row itself. No key at all has -inf, and zeros are its output.
     if (!(log_sum < kInfinity) || !any_hidden(visible, end)) return;
     constexpr float kLog2e = 1.4426950408889634f;
-    float query[8], sums[8] = {};
-    unpack(query, load(q_, call_.q_strides[2], row, call_.head_dim));
+    float query[Passes][8], sums[8] = {};
+#pragma unroll
+    for (int pass = 0; pass < Passes; ++pass) {
+      unpack(query[pass], load(q_, call_.q_strides[2], row, pass * 256, call_.head_dim));
+    }
 #pragma unroll 1
     for (int key = 0; key < visible; ++key) {
       float words[8], score = 0.0f;
-      unpack(words, load(k_, call_.k_strides[2], key, call_.head_dim));
 #pragma unroll
-      for (int i = 0; i < 8; ++i) score = fmaf(query[i], words[i], score);
+      for (int pass = 0; pass < Passes; ++pass) {
+        unpack(words, load(k_, call_.k_strides[2], key, pass * 256, call_.head_dim));
+#pragma unroll
+        for (int i = 0; i < 8; ++i) score = fmaf(query[pass][i], words[i], score);
+      }
 #pragma unroll
       for (int bit = 1; bit < 32; bit *= 2) score += __shfl_xor_sync(~0u, score, bit);
       const float weight = exp2_fast((score * call_.scale - log_sum) * kLog2e);
-      unpack(words, load(v_, call_.v_strides[2], key, call_.head_dim_v));
+      unpack(words, load(v_, call_.v_strides[2], key, first_column_, end_column_));
 #pragma unroll
       for (int i = 0; i < 8; ++i) sums[i] = fmaf(weight, words[i], sums[i]);
     }
-    if (column() < call_.head_dim_v) {
+    if (first_column_ + column() < end_column_) {
       char* target = static_cast<char*>(out_) + row * call_.out_strides[2] * 2;
-      *reinterpret_cast<uint4*>(target + column() * 2) =
+      *reinterpret_cast<uint4*>(target + (first_column_ + column()) * 2) =
           make_uint4(Element::pack(sums[0], sums[1]), Element::pack(sums[2], sums[3]),
                      Element::pack(sums[4], sums[5]), Element::pack(sums[6], sums[7]));
     }
@@ -73,12 +85,12 @@ class RowRepair {
  private:
   static __device__ __forceinline__ int column() { return static_cast<int>(threadIdx.x) % 32 * 8; }
 
-  // The lane's columns of a row; zeros beyond the head dim.
+  // The lane's columns of those of a row from `first` on; zeros from `end` on.
   static __device__ __forceinline__ uint4 load(const void* matrix, int64_t stride, int row,
-                                               int64_t columns) {
-    if (column() >= columns) return make_uint4(0, 0, 0, 0);
+                                               int first, int64_t end) {
+    if (first + column() >= end) return make_uint4(0, 0, 0, 0);
     const char* start = static_cast<const char*>(matrix) + row * stride * 2;
-    return *reinterpret_cast<const uint4*>(start + column() * 2);
+    return *reinterpret_cast<const uint4*>(start + (first + column()) * 2);
   }
 
   static __device__ __forceinline__ void unpack(float (&values)[8], uint4 words) {
@@ -93,7 +105,7 @@ class RowRepair {
     uint32_t found = 0;
 #pragma unroll 1
     for (int key = visible; key < end; ++key) {
-      const uint4 words = load(v_, call_.v_strides[2], key, call_.head_dim_v);
+      const uint4 words = load(v_, call_.v_strides[2], key, first_column_, end_column_);
       found |= nonfinite_bits<Element>(words.x) | nonfinite_bits<Element>(words.y) |
                nonfinite_bits<Element>(words.z) | nonfinite_bits<Element>(words.w);
     }
@@ -101,16 +113,16 @@ class RowRepair {
   }
 
   const autofa_params& call_;
+  const int first_column_, end_column_;
   const void *q_, *k_, *v_;
   void* out_;
 };
 
 // Repairs the warp's rows row(half) = first_row + half * 8 + lane / 4 after their output was
 // stored. `limit` says which keys a row sees; the tiles that were taken in end at key `end`.
-template <class Element, class Limit, int Tiles>
-__device__ __forceinline__ void repair_rows(const RowRepair<Element>& repairer,
-                                            const float (&out)[Tiles][4],
-                                            const OnlineSoftmax<1>& softmax, const Limit& limit,
+template <class Repair, class Softmax, class Limit, int Tiles>
+__device__ __forceinline__ void repair_rows(const Repair& repairer, const float (&out)[Tiles][4],
+                                            const Softmax& softmax, const Limit& limit,
                                             int first_row, int row_count, int end) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {

@@ -18,8 +18,13 @@ struct RowTile {
 template <int Rows, int Heads>
 class TileQueue {
  public:
-  __device__ __forceinline__ explicit TileQueue(const autofa_params& call)
-      : heads_(static_cast<unsigned>(call.heads_q)),
+  // Of taker `place` of `places`: of a thread block, or of a cluster of them.
+  __device__ __forceinline__ explicit TileQueue(const autofa_params& call,
+                                                unsigned place = blockIdx.x,
+                                                unsigned places = gridDim.x)
+      : place_(place),
+        places_(places),
+        heads_(static_cast<unsigned>(call.heads_q)),
         group_(heads_ / static_cast<unsigned>(call.heads_kv)),
         sequences_(static_cast<unsigned>(call.batch) * heads_),
         row_tiles_((static_cast<unsigned>(call.seqlen_q) + Rows - 1) / Rows) {}
@@ -28,11 +33,10 @@ class TileQueue {
     return (call.seqlen_q + Rows - 1) / Rows * call.heads_q * call.batch;
   }
 
-  // The block's next tile; false after its last.
+  // The taker's next tile; false after its last.
   __device__ __forceinline__ bool next(RowTile& tile) {
-    const unsigned blocks = gridDim.x;
-    const unsigned place = round_ % 2 ? blocks - 1 - blockIdx.x : blockIdx.x;
-    const unsigned index = round_ * blocks + place;
+    const unsigned place = round_ % 2 ? places_ - 1 - place_ : place_;
+    const unsigned index = round_ * places_ + place;
     if (index >= sequences_ * row_tiles_) return false;
     ++round_;
     const unsigned first = index / (Heads * row_tiles_) * Heads;  // sequence of the group
@@ -47,7 +51,7 @@ class TileQueue {
   }
 
  private:
-  unsigned heads_, group_, sequences_, row_tiles_;
+  unsigned place_, places_, heads_, group_, sequences_, row_tiles_;
   unsigned round_ = 0;
 };
 

@@ -1,0 +1,128 @@
+// Online softmax of rows whose keys are split over two thread blocks, each of which also
+// accumulates its part of the output over the keys of both.
+//
+// A block exponentiates by a shift of its own and sends it along with the weights; both then go on
+// with the larger of the two shifts. Shifts are whole numbers, in log2: so weights that are rounded
+// to 16 bits already can still be multiplied by the difference, which is a power of two, without
+// another rounding. As a shift is raised only once the row outgrows it by 2^6, it almost never is.
+#pragma once
+
+#include <cstdint>
+
+#include "autofa/arch/element.cuh"
+#include "autofa/block/softmax.cuh"
+
+namespace autofa {
+
+// Of the two rows lane / 4 and lane / 4 + 8 of each thread.
+class PairSoftmax {
+ public:
+  // Finite: from a shift of -inf, the weight of a hidden key would be exp(-inf + inf).
+  static constexpr float kNoShift = -3.40282347e+38f;
+
+  // What is to be multiplied by which power of two.
+  struct Factors {
+    float out[2], own[2], peer[2];
+  };
+
+  __device__ __forceinline__ explicit PairSoftmax(float scale_log2) : scale_log2_(scale_log2) {}
+
+  // Chooses the shift for this block's scores (-inf where masked) of a step.
+  template <int Tiles>
+  __device__ __forceinline__ void fit(const float (&scores)[1][Tiles][4]) {
+    constexpr float slack = 6.0f;
+    float top[2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float even = scores[0][0][2 * half], odd = scores[0][0][2 * half + 1];
+#pragma unroll
+      for (int n = 1; n < Tiles; ++n) {
+        even = fmaxf(even, scores[0][n][2 * half]);
+        odd = fmaxf(odd, scores[0][n][2 * half + 1]);
+      }
+      top[half] = fmaxf(even, odd) * scale_log2_;
+    }
+    pass();
+    if (__any_sync(~0u, top[0] > shift_[0] + slack || top[1] > shift_[1] + slack)) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float of_row = OnlineSoftmax<1>::over_row(top[half]);
+        if (of_row > shift_[half] + slack) own_[half] = ceilf(of_row);
+      }
+    }
+  }
+
+  // For a step in which this block has no keys.
+  __device__ __forceinline__ void pass() {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      own_[half] = shift_[half];
+      step_sum_[half] = 0.0f;
+    }
+  }
+
+  // Turns the scores of 16 keys, those of columns 2 * square and 2 * square + 1, into weights.
+  template <int Tiles>
+  __device__ __forceinline__ void weigh(float (&scores)[1][Tiles][4], int square) {
+#pragma unroll
+    for (int n = 2 * square; n < 2 * square + 2; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        float& score = scores[0][n][i];
+        score = exp2_fast(fmaf(score, scale_log2_, -own_[i / 2]));
+        step_sum_[i / 2] += score;
+      }
+    }
+  }
+
+  // The shift of this block's latest weights.
+  __device__ __forceinline__ float own_shift(int half) const { return own_[half]; }
+
+  // Goes on with the larger of this block's shifts and those of the other, and adds this block's
+  // weights to the sums. False if all factors are 1.
+  __device__ __forceinline__ bool join(const float (&peer)[2], Factors& factors) {
+    const float larger[2] = {fmaxf(peer[0], own_[0]), fmaxf(peer[1], own_[1])};
+    // Shifts never fall: what equals the old ones on neither side has been raised.
+    const bool raised = __any_sync(~0u, larger[0] != shift_[0] || larger[1] != shift_[1]);
+    if (raised) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        factors.out[half] = exp2_fast(shift_[half] - larger[half]);
+        factors.own[half] = exp2_fast(own_[half] - larger[half]);
+        factors.peer[half] = exp2_fast(peer[half] - larger[half]);
+        sum_[half] = sum_[half] * factors.out[half] + step_sum_[half] * factors.own[half];
+        shift_[half] = larger[half];
+      }
+    } else {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) sum_[half] += step_sum_[half];
+    }
+    return raised;
+  }
+
+  // After the last step: this block's sums, completed over the four lanes that share a row.
+  __device__ __forceinline__ float finish(int half) {
+    sum_[half] += __shfl_xor_sync(~0u, sum_[half], 1);
+    sum_[half] += __shfl_xor_sync(~0u, sum_[half], 2);
+    return sum_[half];
+  }
+  // And those of the other block.
+  __device__ __forceinline__ void add(int half, float of_peer) { sum_[half] += of_peer; }
+
+  // As those of OnlineSoftmax.
+  __device__ __forceinline__ float normalizer(int, int half) const {
+    return sum_[half] == 0.0f ? 0.0f : 1.0f / sum_[half];
+  }
+  __device__ __forceinline__ float log_sum(int, int half) const {
+    return (shift_[half] + log2f(sum_[half])) * 0.6931471805599453f;
+  }
+
+ private:
+  float scale_log2_;
+  float shift_[2] = {kNoShift, kNoShift};  // of the sums and the output
+  float own_[2] = {kNoShift, kNoShift};    // of the latest weights
+  float sum_[2] = {0.0f, 0.0f};
+  float step_sum_[2] = {0.0f, 0.0f};  // of the latest weights, in this lane
+};
+
+}  // namespace autofa

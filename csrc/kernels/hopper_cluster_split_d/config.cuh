@@ -1,0 +1,116 @@
+// The compile-time shape of one variant, and what it must satisfy.
+#pragma once
+
+#include <algorithm>
+
+#include "autofa/abi.h"
+#include "autofa/arch/element.cuh"
+#include "autofa/arch/matrix_descriptor.cuh"
+#include "autofa/arch/mbarrier.cuh"
+#include "autofa/arch/warpgroup.cuh"
+#include "autofa/block/chunk_ring.cuh"
+#include "autofa/block/mask.cuh"
+#include "autofa/block/pair_exchange.cuh"
+#include "autofa/block/tile_queue.cuh"
+
+namespace autofa::hopper_cluster_split_d {
+
+constexpr int kRanks = 2;         // thread blocks of a cluster
+constexpr int kConsumers = 2;     // warpgroups of a block, of 64 rows each
+constexpr int kKeysPerHalf = 64;  // of a step: each block has the scores of one half
+
+template <class Params>
+struct Config {
+  static constexpr int dtype = Params::dtype;
+  static constexpr int causal = Params::causal;
+  static constexpr int mask = Params::mask;
+  static constexpr int head_dim = Params::head_dim;
+  static constexpr int block_m = Params::block_m;
+  static constexpr int block_n = Params::block_n;
+  static constexpr int columns_v = Params::columns_v;  // the value head dim, filled up
+  static constexpr int groups_per_chunk = Params::key_groups;
+  static constexpr int keys_per_chunk = Params::value_keys;
+  static constexpr bool spread = Params::spread;
+
+  static constexpr int threads = kWarpgroupThreads * (kConsumers + 1);
+  // The SM's 64 Ki registers, as setmaxnreg shares them out.
+  static constexpr int consumer_registers = 232, producer_registers = 40;
+
+  static_assert(mask == AUTOFA_MASK_NONE, "explicit masks are for other families");
+  static_assert(block_m == 64 * kConsumers && block_n == kRanks * kKeysPerHalf, "the scheme");
+  static_assert(head_dim % 8 == 0 && head_dim <= 512, "queries fill half of the shared memory");
+  static_assert(columns_v % 64 == 0 && columns_v <= 512, "one wgmma has at most 256 columns");
+  static_assert(kKeysPerHalf % keys_per_chunk == 0 && keys_per_chunk % 16 == 0, "whole products");
+
+  static constexpr int columns = columns_v / kRanks;  // of the output, in one block
+
+  // Groups of 64 columns, as TMA writes and wgmma reads them.
+  static constexpr int key_groups = (head_dim + 63) / 64;
+  static constexpr int value_groups = (columns + 63) / 64;
+  static constexpr int key_chunks = (key_groups + groups_per_chunk - 1) / groups_per_chunk;
+  static constexpr int value_chunks = kKeysPerHalf / keys_per_chunk;  // of one half's keys
+
+  static constexpr int group_bytes = 64 * kSwizzledRowBytes;  // of queries and keys
+  static constexpr int value_group_bytes = keys_per_chunk * kSwizzledRowBytes;
+  static constexpr int query_bytes = key_groups * group_bytes;  // of one warpgroup
+  static constexpr int stage_bytes =
+      std::max(groups_per_chunk * group_bytes, value_groups* value_group_bytes);
+
+  using Element = typename ElementOf<dtype>::type;
+  using Mask = KeyMask<causal, mask>;
+  using Ring = ChunkRing<Params::stages, stage_bytes>;
+  using Queue = TileQueue<block_m, Params::heads>;
+  static constexpr int smem_bytes =
+      kConsumers * (query_bytes + PairExchange::bytes + PairExchange::barrier_bytes) + Ring::bytes +
+      Ring::barrier_bytes + 2 * kConsumers * kMbarrierBytes;
+};
+
+// What lies where in shared memory.
+template <class C>
+struct Memory {
+  uint32_t base;
+
+  __device__ __forceinline__ uint32_t queries(int consumer) const {
+    return base + consumer * C::query_bytes;
+  }
+  __device__ __forceinline__ typename C::Ring ring() const {
+    const uint32_t chunks = queries(kConsumers);
+    return {chunks, exchange(kConsumers)};
+  }
+  __device__ __forceinline__ uint32_t exchange(int consumer) const {
+    return queries(kConsumers) + C::Ring::bytes + consumer * PairExchange::bytes;
+  }
+  __device__ __forceinline__ uint32_t exchange_barriers(int consumer) const {
+    return exchange(kConsumers) + C::Ring::barrier_bytes + consumer * PairExchange::barrier_bytes;
+  }
+  // Full and free: of a warpgroup's queries.
+  __device__ __forceinline__ uint32_t queries_full(int consumer) const {
+    return exchange_barriers(kConsumers) + consumer * kMbarrierBytes;
+  }
+  __device__ __forceinline__ uint32_t queries_free(int consumer) const {
+    return queries_full(kConsumers + consumer);
+  }
+
+  // By one thread.
+  __device__ __forceinline__ void init_barriers() const {
+    ring().init(4 * kConsumers);
+    for (int consumer = 0; consumer < kConsumers; ++consumer) {
+      mbarrier_init(queries_full(consumer), 1);
+      mbarrier_init(queries_free(consumer), 4);
+      PairExchange::init(exchange_barriers(consumer));
+    }
+    mbarrier_init_fence();
+  }
+};
+
+// How many of the half steps of 64 keys some rows need: the others lie beyond the last key or the
+// diagonal. A step has two of them, and block `rank` of the cluster the scores of one.
+struct Halves {
+  int end;
+
+  __device__ __forceinline__ int steps() const { return (end + 1) / 2; }
+  __device__ __forceinline__ int of(int rank) const { return (end + 1 - rank) / 2; }
+  __device__ __forceinline__ bool has(int step, int rank) const { return 2 * step + rank < end; }
+};
+
+}  // namespace autofa::hopper_cluster_split_d

@@ -1,0 +1,345 @@
+// A consumer: one warpgroup that owns 64 query rows of a tile together with the same warpgroup of
+// the cluster's other block, with scores, weights and its columns of the output in registers.
+//
+// A step takes 128 keys in two halves, of which each block has the scores of one. The scores of the
+// next step are multiplied out before the output of this one, so that their softmax runs while the
+// tensor cores work on the output. What is multiplied comes in chunks; one is always under way
+// while the next is waited for, and the buffer of the one before is released.
+#pragma once
+
+#include "arguments.cuh"
+#include "autofa/arch/shared_memory.cuh"
+#include "autofa/arch/wgmma.cuh"
+#include "autofa/block/fragment_store.cuh"
+#include "autofa/block/pair_exchange.cuh"
+#include "autofa/block/pair_softmax.cuh"
+#include "autofa/block/row_repair.cuh"
+#include "autofa/block/scheduler.cuh"
+#include "autofa/block/warpgroup_rows.cuh"
+#include "config.cuh"
+
+namespace autofa::hopper_cluster_split_d {
+
+template <int Value>
+struct Constant {
+  static constexpr int value = Value;
+};
+
+// Calls f(Constant<0>), f(Constant<1>) ...
+template <int Count, int At = 0, class Function>
+__device__ __forceinline__ void for_each_chunk(Function f) {
+  if constexpr (At < Count) {
+    f(Constant<At>{});
+    for_each_chunk<Count, At + 1>(f);
+  }
+}
+
+template <class C>
+class Consumer {
+  using Element = typename C::Element;
+  static constexpr int squares = kKeysPerHalf / 16;
+  static constexpr int squares_per_chunk = C::keys_per_chunk / 16;
+
+  // Of a half's keys, rounded, in squares of 16: the left operand of p v.
+  using Weights = uint32_t[squares][4];
+
+ public:
+  __device__ __forceinline__ Consumer(const Arguments& arguments, const Memory<C>& memory,
+                                      int index, int rank)
+      : call_(arguments.call),
+        memory_(memory),
+        index_(index),
+        rank_(rank),
+        rows_(static_cast<int>(call_.seqlen_q)),
+        ring_(memory.ring()),
+        exchange_(memory.exchange(index), memory.exchange_barriers(index),
+                  static_cast<uint32_t>(1 - rank)) {}
+
+  __device__ __forceinline__ void run() {
+    const SoftmaxScale scale(call_.scale);
+    typename C::Queue queue(call_, blockIdx.x / kRanks, gridDim.x / kRanks);
+    RowTile at;
+#pragma unroll 1
+    while (queue.next(at)) {
+      const typename C::Mask mask(call_, at.batch, at.head_q);
+      const int first_row = at.first_row + index_ * 64;
+      const Halves loaded{KeyTiles(mask, at.first_row, C::block_m, rows_, kKeysPerHalf).end};
+      KeyTiles own(mask, first_row, 64, rows_, kKeysPerHalf);
+      if (first_row >= rows_) own.end = 0;
+      if (loaded.end > 0) {
+        mbarrier_wait(memory_.queries_full(index_), full_parity_);
+        full_parity_ ^= 1;
+        if (scale.negate_queries) {
+          negate_elements(memory_.queries(index_), C::query_bytes, 1 + index_);
+        }
+      }
+      if (own.end > 0) {
+        PairSoftmax softmax(scale.log2);
+        attend(softmax, mask, own, loaded, first_row + row_of_thread());
+        store(softmax, mask, at, first_row, own.end);
+      } else {
+        if (loaded.end > 0) release_queries();
+        if (loaded.has(0, rank_)) skip(C::key_chunks);
+        skip_steps(loaded, 0);
+        store_rows_without_keys(call_, at, first_row, first_column(), end_column(), rank_ == 0);
+      }
+    }
+  }
+
+ private:
+  __device__ __forceinline__ int first_column() const { return rank_ * C::columns; }
+  __device__ __forceinline__ int end_column() const {
+    return min(first_column() + C::columns, static_cast<int>(call_.head_dim_v));
+  }
+
+  __device__ __forceinline__ void attend(PairSoftmax& softmax, const typename C::Mask& mask,
+                                         const KeyTiles& tiles, const Halves& loaded, int row) {
+    const Halves own{tiles.end};
+    const int scored = own.of(rank_);  // steps of which this block has scores
+    if (scored > 0) {
+      multiply_keys(false);
+      wgmma_wait<0>();
+      ring_.release();
+      wgmma_landed(scores_[0]);
+      fit(softmax, mask, tiles, row, 0);
+      weigh<0, squares>(softmax);
+      send(softmax);
+    } else if (loaded.has(0, rank_)) {
+      skip(C::key_chunks);
+    }
+    if (scored <= 1) release_queries();
+
+    int at = 0;
+#pragma unroll 1
+    for (; at + 1 < scored; ++at) step(softmax, mask, tiles, row, at);
+    wgmma_wait<0>();
+    if (at > 0) ring_.release();
+#pragma unroll 1
+    for (; at < own.steps(); ++at) finish(softmax, own, loaded, at);
+    skip_steps(loaded, at);
+  }
+
+  // Scores of the next step, and the output of this one, which needs both halves. Without a branch
+  // around products: ptxas would not let them overlap with anything then.
+  __device__ __forceinline__ void step(PairSoftmax& softmax, const typename C::Mask& mask,
+                                       const KeyTiles& tiles, int row, int step) {
+    multiply_keys(step > 0);
+    receive(softmax);
+    for_each_chunk<2 * C::value_chunks>([&](auto index) {
+      constexpr int chunk = decltype(index)::value, all = 2 * C::value_chunks;
+      constexpr int sent_after = C::spread && C::value_chunks > 1 ? C::value_chunks + 1 : all - 1;
+      multiply_values<chunk % C::value_chunks>(chunk < C::value_chunks ? weights_ : peer_weights_,
+                                               chunk > 0 || step > 0);
+      wgmma_wait<1>();
+      ring_.release();
+      if constexpr (chunk == 0) {
+        wgmma_landed(scores_[0]);
+        if (step + 2 == Halves{tiles.end}.of(rank_)) release_queries();
+      }
+      if constexpr (chunk == (C::spread ? 0 : all - 1)) fit(softmax, mask, tiles, row, step + 1);
+      // The weights take the registers of those that the chunks before this one read.
+      if constexpr (!C::spread && chunk == all - 1) weigh<0, squares>(softmax);
+      if constexpr (C::spread && chunk > 0 && chunk <= C::value_chunks) {
+        weigh<(chunk - 1) * squares_per_chunk, chunk * squares_per_chunk>(softmax);
+      }
+      if constexpr (chunk == sent_after) send(softmax);
+    });
+  }
+
+  // The output of a step before which this block has no more scores to multiply out: the last, of
+  // which the second half may not be needed, and then the one before it too in the second block.
+  __device__ __forceinline__ void finish(PairSoftmax& softmax, const Halves& own,
+                                         const Halves& loaded, int step) {
+    if (loaded.has(step + 1, rank_)) skip(C::key_chunks);
+    if (!own.has(step, rank_)) softmax.pass();
+    const bool of_peer = own.has(step, 1 - rank_);
+    if (of_peer) {
+      receive(softmax);
+    } else {
+      constexpr float none[2] = {PairSoftmax::kNoShift, PairSoftmax::kNoShift};
+      join(softmax, none);
+    }
+    bool begun = step > 0;
+    const auto half = [&](bool needed, int rank, const Weights& weights) {
+      if (needed) {
+        for_each_chunk<C::value_chunks>([&](auto index) {
+          constexpr int chunk = decltype(index)::value;
+          multiply_values<chunk>(weights, begun || chunk > 0);
+          if constexpr (chunk > 0) {
+            wgmma_wait<1>();
+            ring_.release();
+          }
+        });
+        wgmma_wait<0>();
+        ring_.release();
+        begun = true;
+      } else if (loaded.has(step, rank)) {
+        skip(C::value_chunks);
+      }
+    };
+    half(own.has(step, rank_), rank_, weights_);
+    half(of_peer, 1 - rank_, peer_weights_);
+    wgmma_landed(out_);
+  }
+
+  // scores = q k^T of this block's half of the next step, of which the last chunk stays under way.
+  // A chunk of values may still be when it begins, which is done when it ends.
+  __device__ __forceinline__ void multiply_keys(bool values_under_way) {
+    for_each_chunk<C::key_chunks>([&](auto index) {
+      constexpr int chunk = decltype(index)::value;
+      constexpr int all = (C::head_dim + 15) / 16, most = C::groups_per_chunk * 4;
+      constexpr int first = chunk * most;  // in steps of 16 columns
+      constexpr int end = all - first < most ? all : first + most;
+      const auto keys = matrix_descriptor<Major::k>(ring_.take()).opaque();
+      const auto queries = matrix_descriptor<Major::k>(memory_.queries(index_)).opaque();
+      wgmma_fence();
+#pragma unroll
+      for (int step = first; step < end; ++step) {
+        const int along = step % 4 * kK16BytesAlongK;
+        wgmma_shared<Element, Major::k>(scores_[0], queries + (step / 4 * C::group_bytes + along),
+                                        keys + ((step - first) / 4 * C::group_bytes + along),
+                                        step > 0);
+      }
+      wgmma_commit();
+      wgmma_wait<1>();
+      if (chunk > 0 || values_under_way) ring_.release();
+    });
+  }
+
+  // out += p v of chunk `Chunk` of a half's keys, which stays under way.
+  template <int Chunk>
+  __device__ __forceinline__ void multiply_values(const Weights& weights, bool accumulate) {
+    const auto values = matrix_descriptor<Major::mn>(ring_.take(), C::value_group_bytes).opaque();
+    wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < squares_per_chunk; ++step) {
+      wgmma_registers<Element, Major::mn>(out_, weights[Chunk * squares_per_chunk + step],
+                                          values + step * kK16BytesAcross, step > 0 || accumulate);
+    }
+    wgmma_commit();
+  }
+
+  __device__ __forceinline__ void fit(PairSoftmax& softmax, const typename C::Mask& mask,
+                                      const KeyTiles& tiles, int row, int step) {
+    const int half = 2 * step + rank_;
+    if (half >= tiles.first_masked) mask.apply(scores_, row, half * kKeysPerHalf);
+    softmax.fit(scores_);
+  }
+
+  template <int First, int End>
+  __device__ __forceinline__ void weigh(PairSoftmax& softmax) {
+#pragma unroll
+    for (int k = First; k < End; ++k) {
+      softmax.weigh(scores_, k);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) compute_here(scores_[0][2 * k + i / 4][i % 4]);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const auto& tile = scores_[0][2 * k + i / 2];
+        weights_[k][i] = Element::pack(tile[i % 2 * 2], tile[i % 2 * 2 + 1]);
+      }
+    }
+  }
+
+  __device__ __forceinline__ void send(const PairSoftmax& softmax) {
+    exchange_.send_weights(weights_, softmax.own_shift(0), softmax.own_shift(1));
+  }
+
+  // Takes the other block's weights of this step.
+  __device__ __forceinline__ void receive(PairSoftmax& softmax) {
+    float shifts[2];
+    exchange_.receive_weights(peer_weights_, shifts);
+    join(softmax, shifts);
+  }
+
+  // Brings both blocks' weights and the output to one shift, once no product into it is under way.
+  __device__ __forceinline__ void join(PairSoftmax& softmax, const float (&peer_shifts)[2]) {
+    PairSoftmax::Factors factors;
+    if (!softmax.join(peer_shifts, factors)) return;
+    wgmma_landed(out_);
+#pragma unroll
+    for (int n = 0; n < C::columns / 8; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) out_[n][i] *= factors.out[i / 2];
+    }
+    scale(weights_, factors.own);
+    scale(peer_weights_, factors.peer);
+  }
+
+  static __device__ __forceinline__ void scale(Weights& weights, const float (&factors)[2]) {
+#pragma unroll
+    for (int k = 0; k < squares; ++k) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const uint32_t pair = weights[k][i];
+        const float factor = factors[i % 2];
+        weights[k][i] = Element::pack(Element::unpack(static_cast<uint16_t>(pair)) * factor,
+                                      Element::unpack(static_cast<uint16_t>(pair >> 16)) * factor);
+      }
+    }
+  }
+
+  // Takes chunks that it does not need. Each must be seen to be full before it is released, else
+  // the release would count for the time before.
+  __device__ __forceinline__ void skip(int chunks) {
+#pragma unroll 1
+    for (; chunks > 0; --chunks) {
+      ring_.take();
+      ring_.release();
+    }
+  }
+
+  // The rest of the ring from the values of `step` on, which only the other warpgroup needs.
+  __device__ __forceinline__ void skip_steps(const Halves& loaded, int step) {
+#pragma unroll 1
+    for (; step < loaded.steps(); ++step) {
+      if (loaded.has(step + 1, rank_)) skip(C::key_chunks);
+      skip((loaded.has(step, 0) + loaded.has(step, 1)) * C::value_chunks);
+    }
+  }
+
+  __device__ __forceinline__ void release_queries() const {
+    if (threadIdx.x % 32 == 0) mbarrier_arrive(memory_.queries_free(index_));
+  }
+
+  __device__ __forceinline__ void store(PairSoftmax& softmax, const typename C::Mask& mask,
+                                        const RowTile& at, int first_row, int halves) {
+    float sums[2];
+    const float own[2] = {softmax.finish(0), softmax.finish(1)};
+    exchange_.exchange_sums(own[0], own[1], sums);
+    softmax.add(0, sums[0]);
+    softmax.add(1, sums[1]);
+    void* matrix = matrix_at(call_.out, call_.out_strides, at.batch, at.head_q);
+    const int64_t sequence = at.batch * call_.heads_q + at.head_q;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = first_row + row_of_thread() + half * 8;
+      const int64_t element = row * call_.out_strides[2] + first_column();
+      store_row<Element>(out_, half, softmax.normalizer(0, half),
+                         static_cast<char*>(matrix) + element * 2, end_column() - first_column(),
+                         row < rows_);
+      if (call_.lse != nullptr && rank_ == 0 && threadIdx.x % 4 == 0 && row < rows_) {
+        call_.lse[sequence * rows_ + row] = softmax.log_sum(0, half);
+      }
+    }
+    if constexpr (C::Mask::hides_values) {
+      constexpr int passes = (C::head_dim + 255) / 256;
+      const RowRepair<Element, passes> repairer(call_, at.batch, at.head_q, at.head_kv,
+                                                first_column(), end_column());
+      repair_rows(repairer, out_, softmax, mask, first_row + warp_row(), rows_,
+                  min(halves * kKeysPerHalf, static_cast<int>(call_.seqlen_k)));
+    }
+  }
+
+  const autofa_params& call_;
+  const Memory<C> memory_;
+  const int index_, rank_, rows_;
+  typename C::Ring::Reader ring_;
+  PairExchange exchange_;
+  uint32_t full_parity_ = 0;
+  float scores_[1][kKeysPerHalf / 8][4];
+  float out_[C::columns / 8][4];
+  Weights weights_, peer_weights_;
+};
+
+}  // namespace autofa::hopper_cluster_split_d

@@ -1,0 +1,61 @@
+// Host side: which calls are served, and the maps of their tensors.
+#pragma once
+
+#include <cstdint>
+
+#include "arguments.cuh"
+#include "autofa/abi.h"
+#include "autofa/block/launch.cuh"
+#include "autofa/block/persistent_launch.cuh"
+#include "autofa/block/tensor_map.cuh"
+#include "config.cuh"
+
+namespace autofa::hopper_cluster_split_d {
+
+template <class C>
+struct Launch {
+  static constexpr int threads = C::threads;
+  static constexpr int smem_bytes = C::smem_bytes;
+
+  static int64_t workspace_bytes(const autofa_params&) { return 0; }
+
+ protected:
+  static bool serves(const autofa_params& call) {
+    constexpr int64_t most = INT32_MAX - 2 * (C::block_m + C::block_n);
+    return call.dtype == C::dtype && call.causal == C::causal && call.mask == C::mask &&
+           call.head_dim == C::head_dim && call.head_dim_v % 8 == 0 && call.head_dim_v > 0 &&
+           call.head_dim_v <= C::columns_v && call.seqlen_q <= most && call.seqlen_k <= most &&
+           C::Queue::count(call) <= most &&
+           rows_aligned(call.q, call.q_strides, call.batch, call.heads_q, call.seqlen_q) &&
+           rows_aligned(call.k, call.k_strides, call.batch, call.heads_kv, call.seqlen_k) &&
+           rows_aligned(call.v, call.v_strides, call.batch, call.heads_kv, call.seqlen_k) &&
+           rows_aligned(call.out, call.out_strides, call.batch, call.heads_q, call.seqlen_q);
+  }
+
+  static bool make_maps(Arguments& arguments) {
+    const autofa_params& call = arguments.call;
+    const TensorRows q = {call.q,       call.q_strides, call.batch,
+                          call.heads_q, call.seqlen_q,  call.head_dim};
+    if (!make_tensor_map(arguments.q, C::dtype, q, 64)) return false;
+    if (call.seqlen_k == 0) return true;  // nothing will be loaded
+    const TensorRows k = {call.k,        call.k_strides, call.batch,
+                          call.heads_kv, call.seqlen_k,  call.head_dim};
+    const TensorRows v = {call.v,        call.v_strides, call.batch,
+                          call.heads_kv, call.seqlen_k,  call.head_dim_v};
+    return make_tensor_map(arguments.k, C::dtype, k, kKeysPerHalf) &&
+           make_tensor_map(arguments.v, C::dtype, v, C::keys_per_chunk);
+  }
+
+  static int32_t launch_tiles(PersistentLauncher<Arguments>& launcher, const autofa_params& call,
+                              void* stream) {
+    if (!serves(call)) return AUTOFA_REFUSED;
+    const int64_t tiles = C::Queue::count(call);
+    if (tiles == 0) return AUTOFA_OK;
+    Arguments arguments = {};
+    arguments.call = call;
+    if (!make_maps(arguments)) return AUTOFA_REFUSED;
+    return launcher.run(arguments, call.device_index, tiles, threads, smem_bytes, stream);
+  }
+};
+
+}  // namespace autofa::hopper_cluster_split_d

@@ -1,0 +1,93 @@
+// The producer: one thread that has TMA bring in the queries, and the keys and values in the order
+// in which the consumers of its block use them.
+#pragma once
+
+#include "arguments.cuh"
+#include "autofa/arch/tma.cuh"
+#include "autofa/block/scheduler.cuh"
+#include "config.cuh"
+
+namespace autofa::hopper_cluster_split_d {
+
+template <class C>
+class Producer {
+ public:
+  __device__ __forceinline__ Producer(const Arguments& arguments, const Memory<C>& memory, int rank)
+      : arguments_(arguments), memory_(memory), rank_(rank), ring_(memory.ring()) {}
+
+  __device__ __forceinline__ void run() {
+    const autofa_params& call = arguments_.call;
+    typename C::Queue queue(call, blockIdx.x / kRanks, gridDim.x / kRanks);
+#pragma unroll 1
+    while (queue.next(at_)) {
+      const typename C::Mask mask(call, at_.batch, at_.head_q);
+      const KeyTiles tiles(mask, at_.first_row, C::block_m, static_cast<int>(call.seqlen_q),
+                           kKeysPerHalf);
+      const Halves halves{tiles.end};
+      if (halves.end == 0) continue;
+      load_queries();
+      if (halves.has(0, rank_)) load_keys(0);
+#pragma unroll 1
+      for (int step = 0; step < halves.steps(); ++step) {
+        if (halves.has(step + 1, rank_)) load_keys(step + 1);
+        if (halves.has(step, rank_)) load_values(2 * step + rank_);
+        if (halves.has(step, 1 - rank_)) load_values(2 * step + 1 - rank_);
+      }
+    }
+  }
+
+ private:
+  __device__ __forceinline__ void load_queries() {
+#pragma unroll 1
+    for (int consumer = 0; consumer < kConsumers; ++consumer) {
+      const uint32_t full = memory_.queries_full(consumer);
+      mbarrier_wait(memory_.queries_free(consumer), free_parity_ ^ 1);
+      mbarrier_arrive_expect(full, C::query_bytes);
+#pragma unroll 1
+      for (int group = 0; group < C::key_groups; ++group) {
+        tma_load(memory_.queries(consumer) + group * C::group_bytes, arguments_.q, full, group * 64,
+                 at_.first_row + consumer * 64, at_.head_q, at_.batch);
+      }
+    }
+    free_parity_ ^= 1;
+  }
+
+  // Of this block's half of a step.
+  __device__ __forceinline__ void load_keys(int step) {
+#pragma unroll 1
+    for (int first = 0; first < C::key_groups; first += C::groups_per_chunk) {
+      const int groups = min(C::groups_per_chunk, C::key_groups - first);
+      ring_.write(groups * C::group_bytes, [&](uint32_t target, uint32_t full) {
+#pragma unroll 1
+        for (int group = 0; group < groups; ++group) {
+          tma_load(target + group * C::group_bytes, arguments_.k, full, (first + group) * 64,
+                   (2 * step + rank_) * kKeysPerHalf, at_.head_kv, at_.batch);
+        }
+      });
+    }
+  }
+
+  // This block's columns of the values of a half.
+  __device__ __forceinline__ void load_values(int half) {
+#pragma unroll 1
+    for (int chunk = 0; chunk < C::value_chunks; ++chunk) {
+      const int first_key = half * kKeysPerHalf + chunk * C::keys_per_chunk;
+      ring_.write(C::value_groups * C::value_group_bytes, [&](uint32_t target, uint32_t full) {
+#pragma unroll 1
+        for (int group = 0; group < C::value_groups; ++group) {
+          tma_load(target + group * C::value_group_bytes, arguments_.v, full,
+                   rank_ * C::columns + group * 64, first_key, at_.head_kv, at_.batch);
+        }
+      });
+    }
+  }
+
+  const Arguments& arguments_;
+  const Memory<C> memory_;
+  const int rank_;
+  typename C::Ring::Writer ring_;
+  RowTile at_;
+  uint32_t free_parity_ = 0;
+};
+
+}  // namespace autofa::hopper_cluster_split_d

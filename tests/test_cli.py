@@ -183,6 +183,11 @@ def test_bench_prints_values_times_and_gains(capsys: pytest.CaptureFixture[str])
     assert code == 0, err
     assert out.count("TFLOPS") == 3
     assert "%" in out
+    assert "--show-all" not in out
+    fewer = run(capsys, *arguments, "--sdpa", "--torch", "--kernels", "torch.*")[1]
+    hidden = 3 - fewer.count("TFLOPS")
+    told = f"{hidden} more did not beat the best before them, or failed: --show-all" in fewer
+    assert told == (hidden > 0)
     found = json.loads(run(capsys, *arguments, "--kernels", "torch.flash", "--format", "json")[1])
     assert [entry["kernel"] for entry in found] == ["torch.flash"]
 

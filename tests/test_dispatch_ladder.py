@@ -67,6 +67,13 @@ def ask(
     )
 
 
+def test_a_disturbed_measurement_is_said_to_be_one() -> None:
+    rough = row("test.own-x2", 0.5, provenance=replace(at(1), details='{"waited": 0.5}'))
+    notes = {n.kernel: n for n in ask([rough, row(BASELINE, 1.0)]).explanation.candidates}
+    assert notes["test.own-x2"].reason == "disturbed: its threads had to wait for cores"
+    assert (notes[BASELINE].status, notes[BASELINE].reason) == ("ok", "")
+
+
 def test_measured_winner_answers() -> None:
     found = ask([row("test.own-x2", 0.5), row("test.own-x1", 0.8), row(BASELINE, 1.0)])
     assert found.explanation.kernel == "test.own-x2"

@@ -103,6 +103,15 @@ DATABASES: dict[str, tuple[Callable[[Path], object], str, str]] = {
 }
 
 
+def test_a_database_that_can_never_be_made(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    monkeypatch.setenv("AUTOFA_DB", str(tmp_path / "file" / "autofa.db"))
+    said = told(diagnose(capsys)[1], "database", "problem")
+    assert "cannot be made -> name a file in a folder that you can write" in said
+
+
 @pytest.mark.parametrize("fault", list(DATABASES))
 def test_databases(
     fault: str,

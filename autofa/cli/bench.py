@@ -133,3 +133,6 @@ def _print(results: list[Result], mode: str, form: str, *, show_all: bool, devic
         click.echo(f"{device}: {p.shape} {p.dtype} {kind}, {mode}")
         text = head_to_head(contenders, mode=mode, show_all=show_all)
         click.echo(fit(text, sys.stdout.encoding), nl=False)
+        hidden = len(contenders) - len(text.splitlines())
+        if hidden:
+            click.echo(f"{hidden} more did not beat the best before them, or failed: --show-all")

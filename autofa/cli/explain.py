@@ -17,7 +17,11 @@ from autofa.problem import parse_dtype, parse_shape
 @mode_option
 @device_option()
 def explain(shape: str, dtype: str | None, causal: bool, mode: str, device: str | None) -> None:
-    """Say which kernel `autofa.attention` uses for a shape, as a JSON object."""
+    """Say which kernel `autofa.attention` uses for a shape, as a JSON object.
+
+    Candidates are ordered by `speedup`, which is taken within rounds that plain SDPA shared. Their
+    times may come from different runs, and are no measure of which is faster.
+    """
     if dtype is not None:
         parse_dtype(dtype)  # the names are checked before the device is looked for
     problem = parse_shape(shape, mask="causal" if causal else "none")

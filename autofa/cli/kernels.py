@@ -80,7 +80,7 @@ def kernels(limits_name: str | None, form: str) -> None:
         (v.slug, v.library, v.version() or "", v.not_here(machine) or "yes", v.about)
         for v in REGISTRY.vendors
     ]
-    heads = ("kernel", "library", "version", "runs here", "what it is")
+    heads = ("kernel", "library", "version", "runs on this machine", "what it is")
     click.echo(tabulate(vendors, heads, tablefmt=form, disable_numparse=True))
 
 
@@ -99,7 +99,7 @@ def _as_json(row: _Row) -> dict[str, object]:
 
 def _print(row: _Row, form: str) -> None:
     family = row.family
-    here = "runs here" if row.runs_here else "does not run here"
+    here = "runs on this machine" if row.runs_here else "does not run on this machine"
     click.echo(f"{family.name}  {family.title}  ({here})")
     domain = family.domain
     masks = ", ".join(domain.masks)

@@ -66,6 +66,13 @@ def _server(location: str, devices: tuple[DeviceKey, ...]) -> Survey:
 
 
 def _of_survey(found: Survey, path: Path | None, where: str) -> Iterator[Finding]:
+    if path is not None and not path.exists() and not is_writable(path):
+        yield problem(
+            "database",
+            f"{where}: not there, and cannot be made",
+            "name a file in a folder that you can write with AUTOFA_DB",
+        )
+        return
     if path is not None and not path.exists():
         yield info("database", f"{where}: not there yet", "`autofa tune` makes it")
     elif found.revision is None:

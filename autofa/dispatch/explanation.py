@@ -18,9 +18,11 @@ class CandidateNote:
             `refused` (its domain or the call excludes it), `stale` (measured, but with other
             sources or another library version), `not built` (faster than what answers, but its
             library is missing), or the status of its failed measurement.
-        reason: why, in words; empty for `ok`.
+        reason: why, in words; of an `ok` one, whether other work disturbed its measurement.
         time_ms, call_ms: medians of its newest measurement, or predicted; None where there is none.
-        speedup: plain SDPA's time over its own, pooled over the bucket, in the mode asked for.
+            Those of different runs do not compare: clocks drift by more than kernels differ.
+        speedup: plain SDPA's time over its own in the mode asked for, both from the same rounds,
+            pooled over the bucket: what candidates are ordered by.
     """
 
     kernel: str

@@ -22,6 +22,7 @@ from autofa.kernels import Candidate, Registry
 from autofa.kernels.family import Domain, Variant
 from autofa.kernels.vendor import BASELINE
 from autofa.problem import DTYPE_BYTES, Bucket, Problem, bucket_of
+from autofa.store.doubt import doubt
 from autofa.store.ranking import Ranked, is_valid, newest, rank
 from autofa.store.rows import Row
 
@@ -313,7 +314,8 @@ def _meanwhile(reason: str, wanted: Variant | None) -> str:
 def _note(ranked: Ranked, question: Question) -> CandidateNote:
     # The row of the very shape if there is one, else the newest of the bucket.
     row = max(ranked.rows, key=lambda r: (r.problem == question.problem, r.provenance.created_at))
-    return CandidateNote(ranked.slug, "ok", "", row.time_ms, row.call_ms, ranked.speedup)
+    rough = doubt(row, question.mode)
+    return CandidateNote(ranked.slug, "ok", rough, row.time_ms, row.call_ms, ranked.speedup)
 
 
 def _default(

@@ -15,7 +15,7 @@ from autofa.kernels import mma
 from autofa.kernels.family import Constraint, Domain, HeadDims, KernelFamily, Param, Params, Value
 from autofa.problem import Problem
 
-_STAGES = (3, 4, 5, 6, 8)
+_STAGES = (3, 4, 5, 6, 7)
 _HEADS = (1, 4, 8, 16)
 _THREADS = 128 * 3  # two warpgroups that compute, and the producer's
 _REGISTERS = 240  # of a thread that computes
@@ -23,8 +23,9 @@ _REGISTERS = 240  # of a thread that computes
 # descriptors and addresses, as compiled without spills.
 _STEP_REGISTERS = 32 + 2 * 16
 _OTHER_REGISTERS = 40
-# Of the tensor cores, for a chunk: an m64nNk16 takes N / 2.
-_KEY_CYCLES, _VALUE_CYCLES = 256, 192
+# Of the tensor cores, for a chunk: an m64nNk16 takes N / 2. Values of 320 columns come in chunks of
+# 160 cycles where longer ones leave no room for three buffers.
+_KEY_CYCLES, _VALUE_CYCLES = 256, 160
 
 
 def _groups(columns: int) -> int:
@@ -61,8 +62,7 @@ def _stages(p: Params, problem: Problem, limits: Limits) -> int:
 def _chunks_are_long(p: Params, problem: Problem) -> bool:
     key_cycles = 4 * int(p.key_groups) * 64 // 2
     value_cycles = int(p.value_keys) // 16 * _columns(p) // 2
-    # The whole of a half's keys is all that there can be in a chunk.
-    return key_cycles >= _KEY_CYCLES and (p.value_keys == 64 or value_cycles >= _VALUE_CYCLES)
+    return key_cycles >= _KEY_CYCLES and value_cycles >= _VALUE_CYCLES
 
 
 def _heads_take_turns(p: Params, problem: Problem) -> bool:
@@ -88,7 +88,7 @@ def _default(problem: Problem, limits: Limits) -> dict[str, Value]:
     if problem.causal:
         p.heads = max(h for h in _HEADS if h <= min(8, problem.batch * problem.heads_q))
     if _stages(p, problem, limits) == 0:
-        p.key_groups, p.value_keys = 2, 32 if columns_v > 256 else 64
+        p.key_groups, p.value_keys = 2, 32
     p.stages = _stages(p, problem, limits)
     return dict(vars(p))
 
@@ -133,7 +133,7 @@ FAMILY = KernelFamily(
         ),
         Constraint(
             "chunk size",
-            "a chunk hides a wait only where it keeps the tensor cores busy for 200 to 256 cycles",
+            "a chunk hides a wait only where it keeps the tensor cores busy for 160 to 256 cycles",
             lambda p, problem, limits: _chunks_are_long(p, problem),
         ),
         Constraint(

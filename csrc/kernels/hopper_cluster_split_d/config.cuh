@@ -34,7 +34,7 @@ struct Config {
 
   static constexpr int threads = kWarpgroupThreads * (kConsumers + 1);
   // The SM's 64 Ki registers, as setmaxnreg shares them out.
-  static constexpr int consumer_registers = 232, producer_registers = 40;
+  static constexpr int consumer_registers = 240, producer_registers = 24;
 
   static_assert(mask == AUTOFA_MASK_NONE, "explicit masks are for other families");
   static_assert(block_m == 64 * kConsumers && block_n == kRanks * kKeysPerHalf, "the scheme");

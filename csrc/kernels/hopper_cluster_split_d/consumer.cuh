@@ -76,7 +76,7 @@ class Consumer {
       if (own.end > 0) {
         PairSoftmax softmax(scale.log2);
         attend(softmax, mask, own, loaded, first_row + row_of_thread());
-        store(softmax, mask, at, first_row, own.end);
+        if (store(softmax, queue.current())) repair(queue.current());
       } else {
         if (loaded.end > 0) release_queries();
         if (loaded.has(0, rank_)) skip(C::key_chunks);
@@ -302,8 +302,9 @@ class Consumer {
     if (threadIdx.x % 32 == 0) mbarrier_arrive(memory_.queries_free(index_));
   }
 
-  __device__ __forceinline__ void store(PairSoftmax& softmax, const typename C::Mask& mask,
-                                        const RowTile& at, int first_row, int halves) {
+  // Whether some of it was not finite, which a hidden value may have caused.
+  __device__ __forceinline__ bool store(PairSoftmax& softmax, const RowTile& at) {
+    const int first_row = at.first_row + index_ * 64;
     float sums[2];
     const float own[2] = {softmax.finish(0), softmax.finish(1)};
     exchange_.exchange_sums(own[0], own[1], sums);
@@ -322,12 +323,26 @@ class Consumer {
         call_.lse[sequence * rows_ + row] = softmax.log_sum(0, half);
       }
     }
-    if constexpr (C::Mask::hides_values) {
-      constexpr int passes = (C::head_dim + 255) / 256;
-      const RowRepair<Element, passes> repairer(call_, at.batch, at.head_q, at.head_kv,
-                                                first_column(), end_column());
-      repair_rows(repairer, out_, softmax, mask, first_row + warp_row(), rows_,
-                  min(halves * kKeysPerHalf, static_cast<int>(call_.seqlen_k)));
+    if constexpr (!C::Mask::hides_values) return false;
+    return __any_sync(~0u, has_nonfinite(out_, 0) || has_nonfinite(out_, 1));
+  }
+
+  // Works out anew what the products' registers are too few to keep for it: it is needed rarely.
+  __device__ __forceinline__ void repair(const RowTile& at) const {
+    __syncwarp();  // the stores of all lanes come before those of the repair
+    constexpr int passes = (C::head_dim + 255) / 256;
+    const typename C::Mask mask(call_, at.batch, at.head_q);
+    const RowRepair<Element, passes> repairer(call_, at.batch, at.head_q, at.head_kv,
+                                              first_column(), end_column());
+    const int first_row = at.first_row + index_ * 64;
+    const KeyTiles tiles(mask, first_row, 64, rows_, kKeysPerHalf);
+    const int end = min(tiles.end * kKeysPerHalf, static_cast<int>(call_.seqlen_k));
+    const int end_row = min(first_row + warp_row() + 16, rows_);
+#pragma unroll 1
+    for (int row = first_row + warp_row(); row < end_row; ++row) {
+      if (!repairer.stored_nonfinite(row)) continue;
+      const int visible = mask(row);
+      repairer.repair(row, visible, end, repairer.log_sum(row, visible));
     }
   }
 

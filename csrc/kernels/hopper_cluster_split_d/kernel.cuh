@@ -25,7 +25,7 @@ __global__ void __launch_bounds__(Config<Params>::threads, 1)
   using C = Config<Params>;
   extern __shared__ __align__(1024) unsigned char shared[];
   const Memory<C> memory{shared_address(shared)};
-  const int rank = static_cast<int>(cluster_rank());
+  const int rank = __shfl_sync(~0u, static_cast<int>(cluster_rank()), 0);
   if (threadIdx.x == 0) memory.init_barriers();
   __syncthreads();
   cluster_sync();

@@ -52,24 +52,11 @@ class RowRepair {
   __device__ __forceinline__ void repair(int row, int visible, int end, float log_sum) const {
     // A NaN there is of the row itself. No key at all has -inf, and zeros are its output.
     if (!(log_sum < kInfinity) || !any_hidden(visible, end)) return;
-    constexpr float kLog2e = 1.4426950408889634f;
-    float query[Passes][8], sums[8] = {};
-#pragma unroll
-    for (int pass = 0; pass < Passes; ++pass) {
-      unpack(query[pass], load(q_, call_.q_strides[2], row, pass * 256, call_.head_dim));
-    }
+    float query[Passes][8], words[8], sums[8] = {};
+    load_query(query, row);
 #pragma unroll 1
     for (int key = 0; key < visible; ++key) {
-      float words[8], score = 0.0f;
-#pragma unroll
-      for (int pass = 0; pass < Passes; ++pass) {
-        unpack(words, load(k_, call_.k_strides[2], key, pass * 256, call_.head_dim));
-#pragma unroll
-        for (int i = 0; i < 8; ++i) score = fmaf(query[pass][i], words[i], score);
-      }
-#pragma unroll
-      for (int bit = 1; bit < 32; bit *= 2) score += __shfl_xor_sync(~0u, score, bit);
-      const float weight = exp2_fast((score * call_.scale - log_sum) * kLog2e);
+      const float weight = exp2_fast((score(query, key) - log_sum) * kLog2e);
       unpack(words, load(v_, call_.v_strides[2], key, first_column_, end_column_));
 #pragma unroll
       for (int i = 0; i < 8; ++i) sums[i] = fmaf(weight, words[i], sums[i]);
@@ -82,7 +69,30 @@ class RowRepair {
     }
   }
 
+  // The log of a row's sum of exponentials, for callers that have not kept it.
+  __device__ __forceinline__ float log_sum(int row, int visible) const {
+    float query[Passes][8], top = -kInfinity, sum = 0.0f;
+    load_query(query, row);
+#pragma unroll 1
+    for (int key = 0; key < visible; ++key) {
+      const float next = score(query, key);
+      if (next > top) {
+        sum *= exp2_fast((top - next) * kLog2e);
+        top = next;
+      }
+      sum += exp2_fast((next - top) * kLog2e);
+    }
+    return top + log2f(sum) / kLog2e;
+  }
+
+  // Whether the row holds an infinity or a NaN, as it was stored.
+  __device__ __forceinline__ bool stored_nonfinite(int row) const {
+    return any_nonfinite(load(out_, call_.out_strides[2], row, first_column_, end_column_));
+  }
+
  private:
+  static constexpr float kLog2e = 1.4426950408889634f;
+
   static __device__ __forceinline__ int column() { return static_cast<int>(threadIdx.x) % 32 * 8; }
 
   // The lane's columns of those of a row from `first` on; zeros from `end` on.
@@ -101,15 +111,39 @@ class RowRepair {
     }
   }
 
+  __device__ __forceinline__ void load_query(float (&query)[Passes][8], int row) const {
+#pragma unroll
+    for (int pass = 0; pass < Passes; ++pass) {
+      unpack(query[pass], load(q_, call_.q_strides[2], row, pass * 256, call_.head_dim));
+    }
+  }
+
+  __device__ __forceinline__ float score(const float (&query)[Passes][8], int key) const {
+    float words[8], sum = 0.0f;
+#pragma unroll
+    for (int pass = 0; pass < Passes; ++pass) {
+      unpack(words, load(k_, call_.k_strides[2], key, pass * 256, call_.head_dim));
+#pragma unroll
+      for (int i = 0; i < 8; ++i) sum = fmaf(query[pass][i], words[i], sum);
+    }
+#pragma unroll
+    for (int bit = 1; bit < 32; bit *= 2) sum += __shfl_xor_sync(~0u, sum, bit);
+    return sum * call_.scale;
+  }
+
+  static __device__ __forceinline__ bool any_nonfinite(uint4 words) {
+    const uint32_t found = nonfinite_bits<Element>(words.x) | nonfinite_bits<Element>(words.y) |
+                           nonfinite_bits<Element>(words.z) | nonfinite_bits<Element>(words.w);
+    return __any_sync(~0u, found != 0);
+  }
+
   __device__ __forceinline__ bool any_hidden(int visible, int end) const {
-    uint32_t found = 0;
+    bool found = false;
 #pragma unroll 1
     for (int key = visible; key < end; ++key) {
-      const uint4 words = load(v_, call_.v_strides[2], key, first_column_, end_column_);
-      found |= nonfinite_bits<Element>(words.x) | nonfinite_bits<Element>(words.y) |
-               nonfinite_bits<Element>(words.z) | nonfinite_bits<Element>(words.w);
+      found |= any_nonfinite(load(v_, call_.v_strides[2], key, first_column_, end_column_));
     }
-    return __any_sync(~0u, found != 0);
+    return found;
   }
 
   const autofa_params& call_;
@@ -124,19 +158,18 @@ template <class Repair, class Softmax, class Limit, int Tiles>
 __device__ __forceinline__ void repair_rows(const Repair& repairer, const float (&out)[Tiles][4],
                                             const Softmax& softmax, const Limit& limit,
                                             int first_row, int row_count, int end) {
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    uint32_t lanes = __ballot_sync(~0u, has_nonfinite(out, half));
-    if (lanes == 0) continue;
-    __syncwarp();  // the stores of all lanes come before those of the repair
-    const float log_sum = softmax.log_sum(0, half);
+  // Both before any repair, which then does not need the registers of the output.
+  const uint32_t lanes[2] = {__ballot_sync(~0u, has_nonfinite(out, 0)),
+                             __ballot_sync(~0u, has_nonfinite(out, 1))};
+  if ((lanes[0] | lanes[1]) == 0) return;
+  __syncwarp();  // the stores of all lanes come before those of the repair
+  const float log_sums[2] = {softmax.log_sum(0, 0), softmax.log_sum(0, 1)};
 #pragma unroll 1
-    for (int quad = 0; quad < 8; ++quad) {
-      const int row = first_row + half * 8 + quad;
-      const float of_row = __shfl_sync(~0u, log_sum, quad * 4);
-      if ((lanes >> quad * 4 & 15u) == 0 || row >= row_count) continue;
-      repairer.repair(row, limit(row), end, of_row);
-    }
+  for (int i = 0; i < 16; ++i) {
+    const int row = first_row + i;
+    const float of_row = __shfl_sync(~0u, i < 8 ? log_sums[0] : log_sums[1], i % 8 * 4);
+    if (((i < 8 ? lanes[0] : lanes[1]) >> i % 8 * 4 & 15u) == 0 || row >= row_count) continue;
+    repairer.repair(row, limit(row), end, of_row);
   }
 }
 

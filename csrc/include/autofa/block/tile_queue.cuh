@@ -22,12 +22,7 @@ class TileQueue {
   __device__ __forceinline__ explicit TileQueue(const autofa_params& call,
                                                 unsigned place = blockIdx.x,
                                                 unsigned places = gridDim.x)
-      : place_(place),
-        places_(places),
-        heads_(static_cast<unsigned>(call.heads_q)),
-        group_(heads_ / static_cast<unsigned>(call.heads_kv)),
-        sequences_(static_cast<unsigned>(call.batch) * heads_),
-        row_tiles_((static_cast<unsigned>(call.seqlen_q) + Rows - 1) / Rows) {}
+      : call_(call), place_(place), places_(places) {}
 
   static int64_t count(const autofa_params& call) {
     return (call.seqlen_q + Rows - 1) / Rows * call.heads_q * call.batch;
@@ -36,23 +31,43 @@ class TileQueue {
   // The taker's next tile; false after its last.
   __device__ __forceinline__ bool next(RowTile& tile) {
     const unsigned place = round_ % 2 ? places_ - 1 - place_ : place_;
-    const unsigned index = round_ * places_ + place;
-    if (index >= sequences_ * row_tiles_) return false;
+    index_ = round_ * places_ + place;
     ++round_;
-    const unsigned first = index / (Heads * row_tiles_) * Heads;  // sequence of the group
-    const unsigned wide = sequences_ - first < Heads ? sequences_ - first : Heads;
-    const unsigned within = index - first * row_tiles_;
-    const unsigned sequence = first + within % wide;
-    tile.first_row = static_cast<int>(row_tiles_ - 1 - within / wide) * Rows;
-    tile.batch = static_cast<int>(sequence / heads_);
-    tile.head_q = static_cast<int>(sequence % heads_);
-    tile.head_kv = static_cast<int>(sequence % heads_ / group_);
+    if (index_ >= opaque(call_.batch) * opaque(call_.heads_q) * row_tiles()) return false;
+    tile = current();
     return true;
   }
 
+  // The tile that next() gave, worked out anew: where it was needed long ago, registers that keep
+  // it cost more.
+  __device__ __forceinline__ RowTile current() const {
+    const unsigned heads = opaque(call_.heads_q), row_tiles = this->row_tiles();
+    const unsigned sequences = opaque(call_.batch) * heads;
+    const unsigned first = index_ / (Heads * row_tiles) * Heads;  // sequence of the group
+    const unsigned wide = sequences - first < Heads ? sequences - first : Heads;
+    const unsigned within = index_ - first * row_tiles;
+    const unsigned sequence = first + within % wide;
+    const unsigned head = sequence % heads;
+    return {static_cast<int>(sequence / heads), static_cast<int>(head),
+            static_cast<int>(head / (heads / opaque(call_.heads_kv))),
+            static_cast<int>(row_tiles - 1 - within / wide) * Rows};
+  }
+
  private:
-  unsigned place_, places_, heads_, group_, sequences_, row_tiles_;
-  unsigned round_ = 0;
+  // Unknown to the compiler, which else keeps the reciprocals of what it divides by over all tiles.
+  static __device__ __forceinline__ unsigned opaque(int64_t value) {
+    unsigned word = static_cast<unsigned>(value);
+    asm volatile("" : "+r"(word));
+    return word;
+  }
+
+  __device__ __forceinline__ unsigned row_tiles() const {
+    return (opaque(call_.seqlen_q) + Rows - 1) / Rows;
+  }
+
+  const autofa_params& call_;
+  const unsigned place_, places_;
+  unsigned round_ = 0, index_ = 0;
 };
 
 }  // namespace autofa

@@ -1,0 +1,120 @@
+"""hopper.cluster_split_d: what the tests of all CUDA families leave out. Steps of which one block
+has no keys, other value head dims and chunks on the emulator; where its domain ends; what ptxas
+makes of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import cuda_variants
+import pytest
+from cuda_variants import CASES, Case
+
+from autofa import compiler
+from autofa.device import CUDA_ARCHS, cuda_limits
+from autofa.kernels.families.hopper_cluster_split_d import FAMILY
+from autofa.kernels.family import Variant
+from autofa.problem import Problem
+from autofa.settings import Settings
+
+H200 = cuda_limits("sm_90a", 132)
+# What the emulator's one cluster makes of it: tiles one after the other, of which the halves of the
+# last step are needed by both warpgroups, by one or by none.
+SHAPES = (
+    Case("many tiles", 3, 1, 330, 330, layout="bnhd", batch=2),
+    Case("rows before the keys", 2, 1, 420, 130),
+    Case("a diagonal off the steps", 1, 1, 200, 300),
+    Case("one half only", 2, 2, 130, 50),
+    Case("rescaled in each step", 1, 1, 150, 460, growing=True),
+)
+
+
+def variant_of(text: str) -> Variant:
+    found = FAMILY.parse(f"hopper.cluster_split_d-{text}")
+    assert found is not None
+    assert found.dtype is not None
+    assert found.head_dim is not None
+    assert found.mask is not None
+    dims = (found.head_dim, found.params.columns_v)
+    problem = Problem(found.dtype, 4, 8, 8, 4096, 4096, *dims, found.mask)
+    assert found.refusal(problem, H200) is None
+    return found
+
+
+def check(text: str, folder: Path, *cases: Case) -> None:
+    variant = variant_of(text)
+    library = cuda_variants.emulated(variant, folder)
+    for case in cases:
+        cuda_variants.check(library, variant, case)
+
+
+def test_halves_of_steps_on_the_emulator(tmp_path: Path) -> None:
+    check("d320-m128n128-v320-c3x64-s4-p0-h4-f16-causal_lower_right", tmp_path, *SHAPES)
+
+
+def test_value_head_dims_of_their_own_on_the_emulator(tmp_path: Path) -> None:
+    ragged = next(case for case in CASES if case.name == "ragged")
+    cases = [replace(ragged, head_dim_v=dim) for dim in (328, 384)]
+    check("d264-m128n128-v384-c2x32-s7-p1-h1-bf16-none", tmp_path, *cases)
+
+
+@pytest.mark.slow
+def test_narrow_values_on_the_emulator(tmp_path: Path) -> None:
+    cases = [replace(case, head_dim_v=312) for case in CASES]
+    check("d512-m128n128-v320-c2x32-s4-p0-h1-f16-causal", tmp_path, *cases)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "text",
+    [
+        "d512-m128n128-v512-c2x32-s4-p1-h4-bf16-causal",
+        "d448-m128n128-v448-c3x32-s3-p0-h4-f16-causal_lower_right",
+        "d384-m128n128-v384-c4x64-s3-p1-h8-bf16-causal_lower_right",
+        "d384-m128n128-v384-c2x32-s6-p1-h1-f16-none",
+        "d288-m128n128-v320-c2x64-s4-p1-h1-bf16-causal",
+    ],
+)
+def test_more_are_right_on_the_emulator(text: str, tmp_path: Path) -> None:
+    check(text, tmp_path, *CASES, *SHAPES)
+
+
+@pytest.mark.parametrize("arch", [arch for arch in CUDA_ARCHS if arch != "sm_90a"])
+def test_serves_no_other_architecture(arch: str) -> None:
+    problem = Problem("bf16", 1, 8, 8, 4096, 4096, 512, 512, "causal")
+    assert FAMILY.domain.refusal(problem, H200) is None
+    assert FAMILY.domain.refusal(problem, cuda_limits(arch, 132)) is not None
+
+
+def test_never_answers_unmeasured() -> None:
+    problem = Problem("bf16", 1, 8, 8, 8192, 8192, 512, 512)
+    assert not FAMILY.unmeasured(problem, H200)
+
+
+@pytest.mark.parametrize("head_dim", range(264, 513, 8))
+def test_has_defaults_for_every_head_dim(head_dim: int) -> None:
+    for other in (264, 384, 512):
+        for dims in ((head_dim, other), (other, head_dim)):
+            problem = Problem("f16", 1, 8, 8, 8192, 8192, *dims, "causal")
+            default = FAMILY.default_variant(problem, H200)
+            assert default is not None
+            assert default.refusal(problem, H200) is None, (default, dims)
+            assert FAMILY.smem_bytes(default.params, problem) <= 232_448
+
+
+@pytest.mark.nvcc
+def test_defaults_compile_to_asynchronous_products(here: Settings) -> None:
+    """Without the serialization that a build takes for an error. A causal mask at 512 columns
+    spills addresses and limits, of which a step of 2,000 cycles loads 14 again; others next to
+    nothing."""
+    wanted = []
+    for head_dim, mask in ((320, "none"), (384, "causal_lower_right"), (512, "causal")):
+        problem = Problem("bf16", 1, 16, 16, 8192, 8192, head_dim, head_dim, mask)
+        default = FAMILY.default_variant(problem, H200)
+        assert default is not None
+        wanted.append((default, "sm_90a"))
+    for done in compiler.build(wanted, here, jobs=2):
+        assert done.status == "ok", done.message
+        assert done.usage is not None
+        assert done.usage.spill_bytes <= 320, done.variant.slug

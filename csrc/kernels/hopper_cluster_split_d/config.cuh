@@ -33,8 +33,6 @@ struct Config {
   static constexpr bool spread = Params::spread;
 
   static constexpr int threads = kWarpgroupThreads * (kConsumers + 1);
-  // The SM's 64 Ki registers, as setmaxnreg shares them out.
-  static constexpr int consumer_registers = 240, producer_registers = 24;
 
   static_assert(mask == AUTOFA_MASK_NONE, "explicit masks are for other families");
   static_assert(block_m == 64 * kConsumers && block_n == kRanks * kKeysPerHalf, "the scheme");
@@ -43,6 +41,10 @@ struct Config {
   static_assert(kKeysPerHalf % keys_per_chunk == 0 && keys_per_chunk % 16 == 0, "whole products");
 
   static constexpr int columns = columns_v / kRanks;  // of the output, in one block
+  // The SM's 64 Ki registers, as setmaxnreg shares them out. The producer spills a few of its own
+  // with the fewer.
+  static constexpr int consumer_registers = columns > 192 ? 240 : 232;
+  static constexpr int producer_registers = columns > 192 ? 24 : 40;
 
   // Groups of 64 columns, as TMA writes and wgmma reads them.
   static constexpr int key_groups = (head_dim + 63) / 64;

@@ -28,7 +28,7 @@ def test_a_server_that_is_away_costs_no_result(postgres: Server, postgres_url: s
     with workers(postgres_url, 2, step_s=0.05) as found:
         wait_for(begun)
         with postgres.away():
-            time.sleep(5)
+            time.sleep(3)
             assert all(worker.process.is_alive() for worker in found)
         assert join(found) == [0, 0]
         told = [text for worker in found for text in worker.told]

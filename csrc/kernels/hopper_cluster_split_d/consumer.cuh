@@ -8,31 +8,15 @@
 #pragma once
 
 #include "arguments.cuh"
-#include "autofa/arch/shared_memory.cuh"
 #include "autofa/arch/wgmma.cuh"
 #include "autofa/block/fragment_store.cuh"
 #include "autofa/block/pair_exchange.cuh"
-#include "autofa/block/pair_softmax.cuh"
 #include "autofa/block/row_repair.cuh"
-#include "autofa/block/scheduler.cuh"
 #include "autofa/block/warpgroup_rows.cuh"
 #include "config.cuh"
+#include "repair.cuh"
 
 namespace autofa::hopper_cluster_split_d {
-
-template <int Value>
-struct Constant {
-  static constexpr int value = Value;
-};
-
-// Calls f(Constant<0>), f(Constant<1>) ...
-template <int Count, int At = 0, class Function>
-__device__ __forceinline__ void for_each_chunk(Function f) {
-  if constexpr (At < Count) {
-    f(Constant<At>{});
-    for_each_chunk<Count, At + 1>(f);
-  }
-}
 
 template <class C>
 class Consumer {
@@ -76,10 +60,12 @@ class Consumer {
       if (own.end > 0) {
         PairSoftmax softmax(scale.log2);
         attend(softmax, mask, own, loaded, first_row + row_of_thread());
-        if (store(softmax, queue.current())) repair(queue.current());
+        if (store(softmax, queue.current())) {
+          repair_stored_rows<C>(call_, queue.current(), index_, first_column(), end_column());
+        }
       } else {
         if (loaded.end > 0) release_queries();
-        if (loaded.has(0, rank_)) skip(C::key_chunks);
+        if (loaded.has(0, rank_)) ring_.skip(C::key_chunks);
         skip_steps(loaded, 0);
         store_rows_without_keys(call_, at, first_row, first_column(), end_column(), rank_ == 0);
       }
@@ -105,7 +91,7 @@ class Consumer {
       weigh<0, squares>(softmax);
       send(softmax);
     } else if (loaded.has(0, rank_)) {
-      skip(C::key_chunks);
+      ring_.skip(C::key_chunks);
     }
     if (scored <= 1) release_queries();
 
@@ -150,7 +136,7 @@ class Consumer {
   // which the second half may not be needed, and then the one before it too in the second block.
   __device__ __forceinline__ void finish(PairSoftmax& softmax, const Halves& own,
                                          const Halves& loaded, int step) {
-    if (loaded.has(step + 1, rank_)) skip(C::key_chunks);
+    if (loaded.has(step + 1, rank_)) ring_.skip(C::key_chunks);
     if (!own.has(step, rank_)) softmax.pass();
     const bool of_peer = own.has(step, 1 - rank_);
     if (of_peer) {
@@ -174,7 +160,7 @@ class Consumer {
         ring_.release();
         begun = true;
       } else if (loaded.has(step, rank)) {
-        skip(C::value_chunks);
+        ring_.skip(C::value_chunks);
       }
     };
     half(own.has(step, rank_), rank_, weights_);
@@ -262,39 +248,16 @@ class Consumer {
 #pragma unroll
       for (int i = 0; i < 4; ++i) out_[n][i] *= factors.out[i / 2];
     }
-    scale(weights_, factors.own);
-    scale(peer_weights_, factors.peer);
-  }
-
-  static __device__ __forceinline__ void scale(Weights& weights, const float (&factors)[2]) {
-#pragma unroll
-    for (int k = 0; k < squares; ++k) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const uint32_t pair = weights[k][i];
-        const float factor = factors[i % 2];
-        weights[k][i] = Element::pack(Element::unpack(static_cast<uint16_t>(pair)) * factor,
-                                      Element::unpack(static_cast<uint16_t>(pair >> 16)) * factor);
-      }
-    }
-  }
-
-  // Takes chunks that it does not need. Each must be seen to be full before it is released, else
-  // the release would count for the time before.
-  __device__ __forceinline__ void skip(int chunks) {
-#pragma unroll 1
-    for (; chunks > 0; --chunks) {
-      ring_.take();
-      ring_.release();
-    }
+    scale_weights<Element>(weights_, factors.own);
+    scale_weights<Element>(peer_weights_, factors.peer);
   }
 
   // The rest of the ring from the values of `step` on, which only the other warpgroup needs.
   __device__ __forceinline__ void skip_steps(const Halves& loaded, int step) {
 #pragma unroll 1
     for (; step < loaded.steps(); ++step) {
-      if (loaded.has(step + 1, rank_)) skip(C::key_chunks);
-      skip((loaded.has(step, 0) + loaded.has(step, 1)) * C::value_chunks);
+      if (loaded.has(step + 1, rank_)) ring_.skip(C::key_chunks);
+      ring_.skip((loaded.has(step, 0) + loaded.has(step, 1)) * C::value_chunks);
     }
   }
 
@@ -305,11 +268,7 @@ class Consumer {
   // Whether some of it was not finite, which a hidden value may have caused.
   __device__ __forceinline__ bool store(PairSoftmax& softmax, const RowTile& at) {
     const int first_row = at.first_row + index_ * 64;
-    float sums[2];
-    const float own[2] = {softmax.finish(0), softmax.finish(1)};
-    exchange_.exchange_sums(own[0], own[1], sums);
-    softmax.add(0, sums[0]);
-    softmax.add(1, sums[1]);
+    exchange_.finish(softmax);
     void* matrix = matrix_at(call_.out, call_.out_strides, at.batch, at.head_q);
     const int64_t sequence = at.batch * call_.heads_q + at.head_q;
 #pragma unroll
@@ -325,25 +284,6 @@ class Consumer {
     }
     if constexpr (!C::Mask::hides_values) return false;
     return __any_sync(~0u, has_nonfinite(out_, 0) || has_nonfinite(out_, 1));
-  }
-
-  // Works out anew what the products' registers are too few to keep for it: it is needed rarely.
-  __device__ __forceinline__ void repair(const RowTile& at) const {
-    __syncwarp();  // the stores of all lanes come before those of the repair
-    constexpr int passes = (C::head_dim + 255) / 256;
-    const typename C::Mask mask(call_, at.batch, at.head_q);
-    const RowRepair<Element, passes> repairer(call_, at.batch, at.head_q, at.head_kv,
-                                              first_column(), end_column());
-    const int first_row = at.first_row + index_ * 64;
-    const KeyTiles tiles(mask, first_row, 64, rows_, kKeysPerHalf);
-    const int end = min(tiles.end * kKeysPerHalf, static_cast<int>(call_.seqlen_k));
-    const int end_row = min(first_row + warp_row() + 16, rows_);
-#pragma unroll 1
-    for (int row = first_row + warp_row(); row < end_row; ++row) {
-      if (!repairer.stored_nonfinite(row)) continue;
-      const int visible = mask(row);
-      repairer.repair(row, visible, end, repairer.log_sum(row, visible));
-    }
   }
 
   const autofa_params& call_;

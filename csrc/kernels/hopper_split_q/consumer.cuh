@@ -7,31 +7,16 @@
 #pragma once
 
 #include "arguments.cuh"
-#include "autofa/arch/proxy_fence.cuh"
-#include "autofa/arch/shared_memory.cuh"
 #include "autofa/arch/wgmma.cuh"
 #include "autofa/block/epilogue.cuh"
 #include "autofa/block/fragment_store.cuh"
 #include "autofa/block/row_repair.cuh"
 #include "autofa/block/scheduler.cuh"
 #include "autofa/block/softmax.cuh"
+#include "autofa/block/warpgroup_rows.cuh"
 #include "config.cuh"
 
 namespace autofa::hopper_split_q {
-
-template <int Value>
-struct Constant {
-  static constexpr int value = Value;
-};
-
-// Calls f(Constant<0>), f(Constant<1>) ...
-template <int Count, int At = 0, class Function>
-__device__ __forceinline__ void for_each_chunk(Function f) {
-  if constexpr (At < Count) {
-    f(Constant<At>{});
-    for_each_chunk<Count, At + 1>(f);
-  }
-}
 
 template <class C>
 class Consumer {
@@ -67,28 +52,22 @@ class Consumer {
       if (of_block.end > 0) {
         mbarrier_wait(memory_.queries_full(index_), full_parity_);
         full_parity_ ^= 1;
-        if (scale.negate_queries) negate_queries();
+        if (scale.negate_queries) {
+          negate_elements(memory_.queries(index_), C::query_bytes, 1 + index_);
+        }
       }
       if (own.end > 0) {
         attend(softmax, mask, own, of_block.end, first_row + row_of_thread());
         store(softmax, mask, at, first_row, own.end);
       } else {
         if (of_block.end > 0) release_queries();
-        skip(of_block.end * (C::key_chunks + C::value_chunks));
-        store_without_keys(at, first_row);
+        ring_.skip(of_block.end * (C::key_chunks + C::value_chunks));
+        store_rows_without_keys(call_, at, first_row, 0, static_cast<int>(call_.head_dim_v), true);
       }
     }
   }
 
  private:
-  // The thread's first row among the warpgroup's; the other one is 8 further on.
-  static __device__ __forceinline__ int warp_row() {
-    return static_cast<int>(threadIdx.x) % kWarpgroupThreads / 32 * 16;
-  }
-  static __device__ __forceinline__ int row_of_thread() {
-    return warp_row() + static_cast<int>(threadIdx.x) % 32 / 4;
-  }
-
   __device__ __forceinline__ void attend(OnlineSoftmax<1>& softmax, const typename C::Mask& mask,
                                          const KeyTiles& tiles, int end_of_block, int row) {
     multiply_keys(false);
@@ -167,7 +146,7 @@ class Consumer {
       if (tiles > 1) ring_.release();
       settle();
     }
-    if (others > 0) skip(C::key_chunks);  // of the next tile: they come before these values
+    if (others > 0) ring_.skip(C::key_chunks);  // of the next tile: they come before these values
     for_each_chunk<C::value_chunks>([&](auto index) {
       constexpr int chunk = decltype(index)::value;
       multiply_values<chunk>(weights, tiles > 1);
@@ -179,7 +158,7 @@ class Consumer {
     wgmma_wait<0>();
     ring_.release();
     wgmma_landed(out_);
-    if (others > 0) skip(others * (C::key_chunks + C::value_chunks) - C::key_chunks);
+    if (others > 0) ring_.skip(others * (C::key_chunks + C::value_chunks) - C::key_chunks);
   }
 
   // scores = q k^T of the next tile, of which the last chunk stays under way. With two sets of
@@ -270,49 +249,8 @@ class Consumer {
     owed_[0][0][0] = owed_[0][0][2] = 1.0f;
   }
 
-  // Takes chunks that it does not need. Each must be seen to be full before it is released, else
-  // the release would count for the time before.
-  __device__ __forceinline__ void skip(int chunks) {
-#pragma unroll 1
-    for (; chunks > 0; --chunks) {
-      ring_.take();
-      ring_.release();
-    }
-  }
-
   __device__ __forceinline__ void release_queries() const {
     if (threadIdx.x % 32 == 0) mbarrier_arrive(memory_.queries_free(index_));
-  }
-
-  __device__ __forceinline__ void negate_queries() const {
-#pragma unroll 1
-    for (int chunk = threadIdx.x % kWarpgroupThreads; chunk < C::query_bytes / 16;
-         chunk += kWarpgroupThreads) {
-      uint32_t words[4];
-      load_shared_16(words, memory_.queries(index_) + chunk * 16);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) words[i] ^= 0x80008000u;
-      store_shared_16(memory_.queries(index_) + chunk * 16, words);
-    }
-    fence_proxy_async();
-    named_barrier_sync(1 + index_, kWarpgroupThreads);
-  }
-
-  // Zeros, not by way of `out_`: ptxas would not let products into it overlap with anything then.
-  __device__ __forceinline__ void store_without_keys(const RowTile& at, int first_row) const {
-    const int lane = static_cast<int>(threadIdx.x) % 32;
-    void* matrix = matrix_at(call_.out, call_.out_strides, at.batch, at.head_q);
-    float* log_sums = call_.lse;
-    if (log_sums != nullptr) log_sums += (at.batch * call_.heads_q + at.head_q) * rows_;
-    const int end = min(first_row + warp_row() + 16, rows_);
-#pragma unroll 1
-    for (int row = first_row + warp_row(); row < end; ++row) {
-      char* target = static_cast<char*>(matrix) + row * call_.out_strides[2] * 2;
-      if (lane * 8 < call_.head_dim_v) {
-        *reinterpret_cast<uint4*>(target + lane * 16) = make_uint4(0, 0, 0, 0);
-      }
-      if (lane == 0 && log_sums != nullptr) log_sums[row] = -kInfinity;
-    }
   }
 
   __device__ __forceinline__ void store(OnlineSoftmax<1>& softmax, const typename C::Mask& mask,

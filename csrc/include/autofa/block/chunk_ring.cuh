@@ -82,11 +82,35 @@ struct ChunkRing {
       oldest_ = oldest_ + 1 == Stages ? 0 : oldest_ + 1;
     }
 
+    // Takes chunks that it does not need. Each must be seen to be full before it is released, else
+    // the release would count for the time before.
+    __device__ __forceinline__ void skip(int chunks) {
+#pragma unroll 1
+      for (; chunks > 0; --chunks) {
+        take();
+        release();
+      }
+    }
+
    private:
     const ChunkRing ring_;
     Place next_;
     int oldest_ = 0;
   };
 };
+
+template <int Value>
+struct Constant {
+  static constexpr int value = Value;
+};
+
+// Calls f(Constant<0>), f(Constant<1>) ...
+template <int Count, int At = 0, class Function>
+__device__ __forceinline__ void for_each_chunk(Function f) {
+  if constexpr (At < Count) {
+    f(Constant<At>{});
+    for_each_chunk<Count, At + 1>(f);
+  }
+}
 
 }  // namespace autofa

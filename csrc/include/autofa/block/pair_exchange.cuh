@@ -12,6 +12,7 @@
 #include "autofa/arch/mbarrier.cuh"
 #include "autofa/arch/shared_memory.cuh"
 #include "autofa/arch/warpgroup.cuh"
+#include "autofa/block/pair_softmax.cuh"
 
 namespace autofa {
 
@@ -61,10 +62,15 @@ class PairExchange {
     ++received_;
   }
 
-  __device__ __forceinline__ void exchange_sums(float first, float second, float (&peers)[2]) {
-    send_rows(sums_at(tiles_), sums_full(tiles_), first, second);
+  // Adds the other block's row sums to those of this one, which end a tile.
+  __device__ __forceinline__ void finish(PairSoftmax& softmax) {
+    const float own[2] = {softmax.finish(0), softmax.finish(1)};
+    send_rows(sums_at(tiles_), sums_full(tiles_), own[0], own[1]);
     mbarrier_wait_cluster(sums_full(tiles_), tiles_ / 2 % 2);
+    float peers[2];
     load_rows(peers, sums_at(tiles_));
+    softmax.add(0, peers[0]);
+    softmax.add(1, peers[1]);
     expect(sums_full(tiles_), row_bytes);
     ++tiles_;
   }

@@ -125,4 +125,20 @@ class PairSoftmax {
   float step_sum_[2] = {0.0f, 0.0f};  // of the latest weights, in this lane
 };
 
+// Multiplies the thread's rounded weights, of two rows, each by its row's factor.
+template <class Element, int Squares>
+__device__ __forceinline__ void scale_weights(uint32_t (&weights)[Squares][4],
+                                              const float (&factors)[2]) {
+#pragma unroll
+  for (int k = 0; k < Squares; ++k) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const uint32_t pair = weights[k][i];
+      const float factor = factors[i % 2];
+      weights[k][i] = Element::pack(Element::unpack(static_cast<uint16_t>(pair)) * factor,
+                                    Element::unpack(static_cast<uint16_t>(pair >> 16)) * factor);
+    }
+  }
+}
+
 }  // namespace autofa

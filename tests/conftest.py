@@ -7,6 +7,7 @@ import os
 import shlex
 import shutil
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -73,6 +74,16 @@ def databases(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callab
 def location(databases: Callable[[], str]) -> str:
     """An empty database of each kind."""
     return databases()
+
+
+@pytest.fixture(autouse=True)
+def _same_threads() -> Iterator[None]:
+    """A CPU's rows are keyed by torch's threads: a test that changes them would change all after."""
+    torch = sys.modules.get("torch")
+    before = None if torch is None else torch.get_num_threads()
+    yield
+    if torch is not None and torch.get_num_threads() != before:
+        torch.set_num_threads(before)
 
 
 def _no_nvcc() -> str | None:

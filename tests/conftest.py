@@ -78,7 +78,7 @@ def location(databases: Callable[[], str]) -> str:
 
 @pytest.fixture(autouse=True)
 def _same_threads() -> Iterator[None]:
-    """A CPU's rows are keyed by torch's threads: a test that changes them would change all after."""
+    """A CPU's rows are keyed by torch's threads: a change would change all tests after it."""
     torch = sys.modules.get("torch")
     before = None if torch is None else torch.get_num_threads()
     yield

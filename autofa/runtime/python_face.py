@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import sys
-import sysconfig
 from collections.abc import Callable
 from typing import Any
 
@@ -43,7 +42,8 @@ def open_face(fwd: Face, restride: Face) -> Face:
     """The function: (query, key, value, dropout_p, is_causal, scale, enable_gqa) -> the output, or
     None where `attention` has to look closer. The runtime library must be loaded."""
     global _library
-    if sys.implementation.name != "cpython" or sysconfig.get_config_var("Py_GIL_DISABLED"):
+    # Builds without a global lock have a t there. sysconfig says the same, in 1.6 ms.
+    if sys.implementation.name != "cpython" or "t" in sys.abiflags:
         return nobody
     if Tensor.__basicsize__ < object.__basicsize__ + ctypes.sizeof(ctypes.c_void_p):
         return nobody

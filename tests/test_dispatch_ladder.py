@@ -69,7 +69,8 @@ def ask(
 
 def test_a_disturbed_measurement_is_said_to_be_one() -> None:
     rough = row("test.own-x2", 0.5, provenance=replace(at(1), details='{"waited": 0.5}'))
-    notes = {n.kernel: n for n in ask([rough, row(BASELINE, 1.0)]).explanation.candidates}
+    rows = [rough, row(BASELINE, 1.0)]
+    notes = {n.kernel: n for n in ask(rows, told=True).explanation.candidates}
     assert notes["test.own-x2"].reason == "disturbed: its threads had to wait for cores"
     assert (notes[BASELINE].status, notes[BASELINE].reason) == ("ok", "")
 

@@ -108,5 +108,6 @@ def explain_problem(
         deterministic=torch.are_deterministic_algorithms_enabled(),
         precision=state.STATE.precision,
         needs_lse=needs_lse,
+        told=True,
     )
     return table.decide(question, table.known(device)).explanation

@@ -37,6 +37,7 @@ class Question:
         deterministic: only bitwise-repeatable kernels may answer.
         precision: accuracy class, `f32` or `fast`.
         needs_lse: the log-sum-exp is wanted too, for a backward or by the caller.
+        told: people read the notes, so that what only they want is worked out too.
     """
 
     problem: Problem
@@ -47,6 +48,7 @@ class Question:
     deterministic: bool = False
     precision: str = "f32"
     needs_lse: bool = False
+    told: bool = False
 
 
 @dataclass(frozen=True)
@@ -314,7 +316,7 @@ def _meanwhile(reason: str, wanted: Variant | None) -> str:
 def _note(ranked: Ranked, question: Question) -> CandidateNote:
     # The row of the very shape if there is one, else the newest of the bucket.
     row = max(ranked.rows, key=lambda r: (r.problem == question.problem, r.provenance.created_at))
-    rough = doubt(row, question.mode)
+    rough = doubt(row, question.mode) if question.told else ""
     return CandidateNote(ranked.slug, "ok", rough, row.time_ms, row.call_ms, ranked.speedup)
 
 

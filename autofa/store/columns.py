@@ -10,6 +10,7 @@ import json
 import logging
 from collections.abc import Iterable
 from dataclasses import replace
+from operator import attrgetter
 
 from autofa.device import DeviceKey
 from autofa.errors import StoreTooNewError, UsageError, explain_bad
@@ -31,6 +32,7 @@ TABLES = ("autofa_device", "autofa_provenance", "autofa_measurement")
 VIEW = "autofa_dispatch"
 
 DEVICE_COLUMNS = ("kind", "name", "arch", "units", "memory_gib")
+device_values = attrgetter(*DEVICE_COLUMNS)
 # Everything of a row but its device, problem and provenance, in the order of its fields.
 OWN_COLUMNS = tuple(n for n in ROW_FIELDS if n not in ("device", "problem", "provenance"))
 # What a decoder is given. Problem and provenance are one text each: 17 columns fewer cut the time

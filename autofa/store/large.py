@@ -15,7 +15,15 @@ from typing import Any
 
 from autofa.device import DeviceKey
 from autofa.problem import Bucket, bucket_of
-from autofa.store.columns import OWN_COLUMNS, VERSION_TABLE, Decoder, is_newer, read_problem
+from autofa.store.columns import (
+    DEVICE_COLUMNS,
+    OWN_COLUMNS,
+    VERSION_TABLE,
+    Decoder,
+    device_values,
+    is_newer,
+    read_problem,
+)
 from autofa.store.reader import bounded, connect, lenient_text, present, sqlite_path
 from autofa.store.rows import Row
 
@@ -25,8 +33,7 @@ LEAST_BYTES = 2 << 20
 _MOST_BUCKETS = 4096
 
 _DEVICE = (
-    "SELECT id FROM autofa_device"
-    " WHERE kind = ? AND name = ? AND arch = ? AND units = ? AND memory_gib = ?"
+    f"SELECT id FROM autofa_device WHERE {' AND '.join(f'{name} = ?' for name in DEVICE_COLUMNS)}"
 )
 # From one bucket to the next through the index, past all rows between.
 _NEXT = "SELECT min(bucket) FROM autofa_measurement WHERE device_id = ?1"
@@ -151,8 +158,7 @@ def open_large(location: str | os.PathLike[str], device: DeviceKey) -> LargeFile
                 (revision,) = connection.execute(f"SELECT * FROM {VERSION_TABLE}").fetchone()
                 if is_newer(revision):
                     return None
-                key = (device.kind, device.name, device.arch, device.units, device.memory_gib)
-                found = connection.execute(_DEVICE, key).fetchone()
+                found = connection.execute(_DEVICE, device_values(device)).fetchone()
                 number = -1 if found is None else found[0]
                 names = [name for (name,) in connection.execute(_BUCKETS, (number,))]
         finally:

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from operator import itemgetter
 from pathlib import Path
+from typing import Any
 
 from autofa.device import DeviceKey
 from autofa.errors import StoreCorruptError, StoreError, StoreLockedError, explain_bad
@@ -26,6 +27,7 @@ from autofa.store.columns import (
     VERSION_TABLE,
     VIEW,
     Decoder,
+    device_values,
     is_newer,
     too_new,
     warn_damaged,
@@ -100,18 +102,17 @@ def select(connection: sqlite3.Connection, path: Path, device: DeviceKey) -> lis
         StoreError: as `read`.
         sqlite3.Error: the file is damaged, or locked.
     """
-    key = (device.kind, device.name, device.arch, device.units, device.memory_gib)
     decoder = Decoder(device)
     try:
         with bounded(connection):
             try:
-                records = connection.execute(_QUERY, key).fetchall()
+                records = connection.execute(_QUERY, device_values(device)).fetchall()
             except sqlite3.DatabaseError as error:
                 if not any(sign in str(error) for sign in ("decode", "too big")):
                     raise
                 # One text that is not UTF-8, or has 100 MB, must not hide the other rows.
                 connection.text_factory = lenient_text
-                records = _without_giants(connection, key, decoder)
+                records = _without_giants(connection, device, decoder)
     except sqlite3.OperationalError as error:
         if not str(error).startswith("no such "):
             raise
@@ -119,11 +120,20 @@ def select(connection: sqlite3.Connection, path: Path, device: DeviceKey) -> lis
         if revision is None:
             return []
         raise not_as_it_is(revision, str(path)) from error
+    return decoded(records, decoder, str(path))
+
+
+def decoded(records: list[tuple[Any, ...]], decoder: Decoder, where: str) -> list[Row]:
+    """The rows of the view's records, which begin with their number and the database's revision.
+
+    Raises:
+        StoreTooNewError: a newer version wrote them.
+    """
     if records and is_newer(records[0][1]):
-        raise too_new(records[0][1], str(path))
+        raise too_new(records[0][1], where)
     records.sort(key=itemgetter(0))
     rows = decoder.rows(record[2:] for record in records)
-    warn_damaged(decoder.damaged, str(path))
+    warn_damaged(decoder.damaged, where)
     return rows
 
 
@@ -144,7 +154,7 @@ def bounded(connection: sqlite3.Connection) -> Iterator[None]:
 
 
 def _without_giants(
-    connection: sqlite3.Connection, key: tuple[object, ...], decoder: Decoder
+    connection: sqlite3.Connection, device: DeviceKey, decoder: Decoder
 ) -> list[tuple[object, ...]]:
     """The records of `_QUERY` less those with a text that is too long, which count as damaged.
 
@@ -173,7 +183,8 @@ def _without_giants(
     decoder.damaged += len(lost)
     # Still refused where the view compares with one, the slug of a failure say: reading on would
     # take SQLite minutes, and calls can do without measurements.
-    return connection.execute(f"{_QUERY} AND id NOT IN ({listed(lost)})", key).fetchall()
+    query = f"{_QUERY} AND id NOT IN ({listed(lost)})"
+    return connection.execute(query, device_values(device)).fetchall()
 
 
 def lenient_text(data: bytes) -> str:

@@ -10,7 +10,6 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from autofa.device import DeviceKey
@@ -22,11 +21,11 @@ from autofa.store.columns import (
     VERSION_TABLE,
     VIEW,
     Decoder,
+    device_values,
     is_newer,
     too_new,
-    warn_damaged,
 )
-from autofa.store.reader import not_as_it_is
+from autofa.store.reader import decoded, not_as_it_is
 from autofa.store.rows import Row
 from autofa.store.urls import CONNECT_TIMEOUT, NO_DRIVER, malformed, no_answer, server_name
 
@@ -63,22 +62,15 @@ def read(location: str, device: DeviceKey, *, limit: float) -> list[Row]:
     options.setdefault("connect_timeout", CONNECT_TIMEOUT)
     options.setdefault("application_name", "autofa")
     secrets = [str(options.get(name) or "") for name in ("password", "sslpassword")]
-    key = (device.kind, device.name, device.arch, device.units, device.memory_gib)
     try:
         with psycopg.connect(**options, autocommit=True) as connection, _cut(connection, limit):  # type: ignore[arg-type]
             try:
-                records: list[Any] = connection.execute(_QUERY, key).fetchall()
+                records: list[Any] = connection.execute(_QUERY, device_values(device)).fetchall()
             except psycopg.errors.UndefinedTable:
                 return _without_view(connection, where)
     except psycopg.Error as error:
         raise no_answer(where, error, secrets) from None
-    if records and is_newer(records[0][1]):
-        raise too_new(records[0][1], where)
-    records.sort(key=itemgetter(0))
-    decoder = Decoder(device)
-    rows = decoder.rows(record[2:] for record in records)
-    warn_damaged(decoder.damaged, where)
-    return rows
+    return decoded(records, Decoder(device), where)
 
 
 def _without_view(connection: psycopg.Connection[Any], where: str) -> list[Row]:

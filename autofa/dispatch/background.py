@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from typing import Generic, TypeVar
 
 from autofa import compiler
 from autofa.device import DeviceKey
@@ -19,44 +20,28 @@ from autofa.settings import Settings
 log = logging.getLogger("autofa")
 
 Request = tuple[Variant, str]
+Item = TypeVar("Item")
 
 
-class Builder:
-    """A queue of variants to build, each at most once per process. Thread-safe.
+class _Worker(Generic[Item]):
+    """A queue and the thread that works it off, one item after another. Thread-safe.
 
-    The thread starts with the first request and ends when nothing is left. One compilation at a
-    time: it runs beside somebody's work. Without a compiler, or where the cache cannot be written,
-    it gives up for good; whatever fails, one warning is all that is said of it.
+    The thread starts with the first item and ends when nothing is left.
     """
 
-    def __init__(
-        self,
-        settings: Settings,
-        built: Callable[[Request], None],
-        is_broken: Callable[[Variant, str], bool],
-    ) -> None:
-        """Both are called from the thread: `built` after each success, `is_broken` before each
-        build: whether a library that is there is to be replaced."""
-        self._settings = settings
-        self._built = built
-        self._is_broken = is_broken
-        self._lock = threading.Lock()
-        self._waiting: list[Request] = []
-        self._seen: set[Request] = set()
-        self._thread: threading.Thread | None = None
-        self._gave_up = False
-        self._warned = False
+    _name = ""
 
-    def request(self, variant: Variant, target: str) -> None:
-        """Asks for a library; at once back. What was asked for before is not asked for again."""
-        with self._lock:
-            if self._gave_up or (variant, target) in self._seen:
-                return
-            self._seen.add((variant, target))
-            self._waiting.append((variant, target))
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="autofa-build", daemon=True)
-                self._thread.start()
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._waiting: list[Item] = []
+        self._thread: threading.Thread | None = None
+
+    def _enqueue(self, item: Item) -> None:
+        """With the lock held."""
+        self._waiting.append(item)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+            self._thread.start()
 
     def wait(self, timeout: float) -> bool:
         """Waits until all that was asked for is done; False if that takes longer."""
@@ -66,32 +51,72 @@ class Builder:
             thread.join(timeout)
         return thread is None or not thread.is_alive()
 
-    def _next(self) -> Request | None:
-        with self._lock:
-            if self._waiting:
-                return self._waiting.pop(0)
-            self._thread = None
-            return None
-
     def _run(self) -> None:
-        while (request := self._next()) is not None:
-            variant, target = request
-            try:
-                anew = self._is_broken(variant, target)
-                result = compiler.build([request], self._settings, jobs=1, anew=anew)[0]
-                if result.status == "ok":
-                    log.info("built %s for %s", variant, target)
-                    self._built(request)
-                else:
-                    self._complain(variant, result.message)
-            except AutofaError as error:
-                # All others would fail for the same reason.
-                with self._lock:
-                    self._gave_up = True
-                    self._waiting.clear()
-                self._complain(variant, str(error))
-            except Exception as error:
-                self._complain(variant, repr(error))
+        while True:
+            with self._lock:
+                if not self._waiting:
+                    self._thread = None
+                    return
+                item = self._waiting.pop(0)
+            self._do(item)
+
+    def _do(self, item: Item) -> None:
+        """Does one; raises nothing."""
+        raise NotImplementedError
+
+
+class Builder(_Worker[Request]):
+    """Builds variants, each at most once per process.
+
+    One compilation at a time: it runs beside somebody's work. Without a compiler, or where the
+    cache cannot be written, it gives up for good; whatever fails, one warning is all that is said
+    of it.
+    """
+
+    _name = "autofa-build"
+
+    def __init__(
+        self,
+        settings: Settings,
+        built: Callable[[Request], None],
+        is_broken: Callable[[Variant, str], bool],
+    ) -> None:
+        """Both are called from the thread: `built` after each success, `is_broken` before each
+        build: whether a library that is there is to be replaced."""
+        super().__init__()
+        self._settings = settings
+        self._built = built
+        self._is_broken = is_broken
+        self._seen: set[Request] = set()
+        self._gave_up = False
+        self._warned = False
+
+    def request(self, variant: Variant, target: str) -> None:
+        """Asks for a library; at once back. What was asked for before is not asked for again."""
+        with self._lock:
+            if self._gave_up or (variant, target) in self._seen:
+                return
+            self._seen.add((variant, target))
+            self._enqueue((variant, target))
+
+    def _do(self, item: Request) -> None:
+        variant, target = item
+        try:
+            anew = self._is_broken(variant, target)
+            result = compiler.build([item], self._settings, jobs=1, anew=anew)[0]
+            if result.status == "ok":
+                log.info("built %s for %s", variant, target)
+                self._built(item)
+            else:
+                self._complain(variant, result.message)
+        except AutofaError as error:
+            # All others would fail for the same reason.
+            with self._lock:
+                self._gave_up = True
+                self._waiting.clear()
+            self._complain(variant, str(error))
+        except Exception as error:
+            self._complain(variant, repr(error))
 
     def _complain(self, variant: Variant, why: str) -> None:
         level = logging.INFO if self._warned else logging.WARNING
@@ -142,8 +167,10 @@ class Importer:
 _HEAD_START = 0.2
 
 
-class Fetcher:
-    """Reads the rows of devices from a server, one after another. Thread-safe."""
+class Fetcher(_Worker[DeviceKey]):
+    """Reads the rows of devices from a server."""
+
+    _name = "autofa-read"
 
     def __init__(
         self,
@@ -152,45 +179,30 @@ class Fetcher:
     ) -> None:
         """Both are called from the thread: `gather` once per device, unless the server failed
         before, and `fetched` after each."""
+        super().__init__()
         self._gather = gather
         self._fetched = fetched
-        self._lock = threading.Lock()
-        self._waiting: list[DeviceKey] = []
-        self._thread: threading.Thread | None = None
         self._lost = ""
         self._hurry = threading.Event()
 
     def request(self, device: DeviceKey) -> None:
         """Asks for a device; at once back."""
         with self._lock:
-            self._waiting.append(device)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="autofa-read", daemon=True)
-                self._thread.start()
+            self._enqueue(device)
 
     def wait(self, timeout: float) -> bool:
-        """Waits until all that was asked for is there; False if that takes longer."""
         self._hurry.set()
-        with self._lock:
-            thread = self._thread
-        if thread is not None:
-            thread.join(timeout)
-        return thread is None or not thread.is_alive()
-
-    def _next(self) -> DeviceKey | None:
-        with self._lock:
-            if self._waiting:
-                return self._waiting.pop(0)
-            self._thread = None
-            return None
+        return super().wait(timeout)
 
     def _run(self) -> None:
         self._hurry.wait(_HEAD_START)
-        while (device := self._next()) is not None:
-            # A server that failed once is not asked again: each warning and each wait is one.
-            found = shipped(device, lost=self._lost) if self._lost else self._gather(device)
-            self._lost = found.lost
-            try:
-                self._fetched(device, found)
-            except Exception as error:
-                log.warning("measurements of %s were not swapped in: %r", device, error)
+        super()._run()
+
+    def _do(self, item: DeviceKey) -> None:
+        # A server that failed once is not asked again: each warning and each wait is one.
+        found = shipped(item, lost=self._lost) if self._lost else self._gather(item)
+        self._lost = found.lost
+        try:
+            self._fetched(item, found)
+        except Exception as error:
+            log.warning("measurements of %s were not swapped in: %r", item, error)

@@ -25,14 +25,13 @@ from pathlib import Path
 from types import FrameType
 from typing import IO
 
-from autofa import compiler
 from autofa.device import DeviceKey
 from autofa.errors import AutofaError
 from autofa.problem import Problem
 from autofa.runtime import devices
 from autofa.store.repository import Repository
 from autofa.tuning.events import BucketDone, BucketResult, Event, Notice, Summary
-from autofa.tuning.hardware import SPARE_CORES
+from autofa.tuning.hardware import compilers_beside
 from autofa.tuning.member import order_of
 from autofa.tuning.request import TuneRequest
 from autofa.tuning.saving import LOCK_S
@@ -103,13 +102,8 @@ def gpus() -> tuple[Member, ...]:
 
 
 def _jobs_each(request: TuneRequest, count: int) -> int:
-    """Compilers of one process, so that all together are as many as were asked for, or as there is
-    room for beside `count` measuring processes; at least 1."""
-    jobs = request.jobs
-    if jobs is None:
-        spared = max(1, len(os.sched_getaffinity(0)) - SPARE_CORES * count)
-        jobs = min(compiler.default_jobs(request.settings, "cuda"), spared)
-    return max(1, jobs // count)
+    """Compilers of one process of so many; at least 1, though all be more than were asked for."""
+    return max(1, compilers_beside(request, count) // count)
 
 
 @dataclass

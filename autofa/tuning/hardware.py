@@ -18,7 +18,7 @@ from autofa.tuning.lab import Lab
 from autofa.tuning.request import TuneRequest
 
 # Cores that compilers leave to the worker while it measures call times on a GPU's host.
-SPARE_CORES = 2
+_SPARE_CORES = 2
 
 
 def _patience(request: TuneRequest) -> float:
@@ -26,6 +26,15 @@ def _patience(request: TuneRequest) -> float:
     if request.budget_s is None:
         return VERSION_SECONDS
     return min(VERSION_SECONDS, max(2.0, request.budget_s / 4))
+
+
+def compilers_beside(request: TuneRequest, workers: int = 1) -> int:
+    """How many compilers of all run beside so many workers that measure GPUs: as many as the
+    request says, else as there is room for."""
+    if request.jobs is not None:
+        return request.jobs
+    spared = max(1, len(os.sched_getaffinity(0)) - _SPARE_CORES * workers)
+    return min(compiler.default_jobs(request.settings, "cuda"), spared)
 
 
 @contextmanager
@@ -41,10 +50,7 @@ def open_lab(request: TuneRequest, options: WorkerOptions | None = None) -> Iter
     device = devices.find_device(request.device)
     limits = devices.limits(device)
     kind = limits.kind
-    jobs = request.jobs
-    if jobs is None and kind == "cuda":
-        spared = max(1, len(os.sched_getaffinity(0)) - SPARE_CORES)
-        jobs = min(compiler.default_jobs(request.settings, kind), spared)
+    jobs = compilers_beside(request) if kind == "cuda" else request.jobs
     builder = Builder(limits, request.settings, jobs)
     try:
         version = compiler.find(kind, request.settings, _patience(request)).version

@@ -30,6 +30,7 @@ struct Config {
   static constexpr int columns_v = Params::columns_v;  // the value head dim, filled up
   static constexpr int groups_per_chunk = Params::key_groups;
   static constexpr int keys_per_chunk = Params::value_keys;
+  static constexpr int key_box = kKeysPerHalf;  // keys that one copy brings
   static constexpr bool spread = Params::spread;
 
   static constexpr int threads = kWarpgroupThreads * (kConsumers + 1);

@@ -7,9 +7,9 @@
 // while the next is waited for, and the buffer of the one before is released.
 #pragma once
 
-#include "arguments.cuh"
-#include "autofa/arch/wgmma.cuh"
+#include "autofa/block/chunk_products.cuh"
 #include "autofa/block/fragment_store.cuh"
+#include "autofa/block/mapped_call.cuh"
 #include "autofa/block/pair_exchange.cuh"
 #include "autofa/block/row_repair.cuh"
 #include "autofa/block/warpgroup_rows.cuh"
@@ -28,9 +28,9 @@ class Consumer {
   using Weights = uint32_t[squares][4];
 
  public:
-  __device__ __forceinline__ Consumer(const Arguments& arguments, const Memory<C>& memory,
-                                      int index, int rank)
-      : call_(arguments.call),
+  __device__ __forceinline__ Consumer(const MappedCall& mapped, const Memory<C>& memory, int index,
+                                      int rank)
+      : call_(mapped.call),
         memory_(memory),
         index_(index),
         rank_(rank),
@@ -176,17 +176,8 @@ class Consumer {
       constexpr int all = (C::head_dim + 15) / 16, most = C::groups_per_chunk * 4;
       constexpr int first = chunk * most;  // in steps of 16 columns
       constexpr int end = all - first < most ? all : first + most;
-      const auto keys = matrix_descriptor<Major::k>(ring_.take()).opaque();
-      const auto queries = matrix_descriptor<Major::k>(memory_.queries(index_)).opaque();
-      wgmma_fence();
-#pragma unroll
-      for (int step = first; step < end; ++step) {
-        const int along = step % 4 * kK16BytesAlongK;
-        wgmma_shared<Element, Major::k>(scores_[0], queries + (step / 4 * C::group_bytes + along),
-                                        keys + ((step - first) / 4 * C::group_bytes + along),
-                                        step > 0);
-      }
-      wgmma_commit();
+      multiply_key_chunk<Element, first, end, C::group_bytes, C::group_bytes>(
+          scores_[0], memory_.queries(index_), ring_.take());
       wgmma_wait<1>();
       if (chunk > 0 || values_under_way) ring_.release();
     });
@@ -195,14 +186,8 @@ class Consumer {
   // out += p v of chunk `Chunk` of a half's keys, which stays under way.
   template <int Chunk>
   __device__ __forceinline__ void multiply_values(const Weights& weights, bool accumulate) {
-    const auto values = matrix_descriptor<Major::mn>(ring_.take(), C::value_group_bytes).opaque();
-    wgmma_fence();
-#pragma unroll
-    for (int step = 0; step < squares_per_chunk; ++step) {
-      wgmma_registers<Element, Major::mn>(out_, weights[Chunk * squares_per_chunk + step],
-                                          values + step * kK16BytesAcross, step > 0 || accumulate);
-    }
-    wgmma_commit();
+    multiply_value_chunk<Element, Chunk * squares_per_chunk, squares_per_chunk,
+                         C::value_group_bytes>(out_, weights, ring_.take(), accumulate);
   }
 
   __device__ __forceinline__ void fit(PairSoftmax& softmax, const typename C::Mask& mask,

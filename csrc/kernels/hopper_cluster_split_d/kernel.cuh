@@ -7,21 +7,20 @@
 // order of two consumer warpgroups of 64 rows. Blocks are persistent.
 #pragma once
 
-#include "arguments.cuh"
 #include "autofa/abi.h"
 #include "autofa/arch/cluster.cuh"
 #include "autofa/arch/shared_memory.cuh"
 #include "autofa/arch/warpgroup.cuh"
+#include "autofa/block/mapped_launch.cuh"
 #include "config.cuh"
 #include "consumer.cuh"
-#include "launch.cuh"
 #include "producer.cuh"
 
 namespace autofa::hopper_cluster_split_d {
 
 template <class Params>
 __global__ void __launch_bounds__(Config<Params>::threads, 1)
-    forward(const __grid_constant__ Arguments arguments) {
+    forward(const __grid_constant__ MappedCall mapped) {
   using C = Config<Params>;
   extern __shared__ __align__(1024) unsigned char shared[];
   const Memory<C> memory{shared_address(shared)};
@@ -33,19 +32,19 @@ __global__ void __launch_bounds__(Config<Params>::threads, 1)
   const int group = warpgroup_index();
   if (group == kConsumers) {
     release_registers<C::producer_registers>();
-    if (threadIdx.x == kConsumers * kWarpgroupThreads) Producer<C>(arguments, memory, rank).run();
+    if (threadIdx.x == kConsumers * kWarpgroupThreads) Producer<C>(mapped, memory, rank).run();
     __syncwarp();
   } else {
     take_registers<C::consumer_registers>();
-    Consumer<C>(arguments, memory, group, rank).run();
+    Consumer<C>(mapped, memory, group, rank).run();
   }
   cluster_sync();
 }
 
 template <class Params>
-struct Kernel : Launch<Config<Params>> {
+struct Kernel : MappedLaunch<Config<Params>> {
   static int32_t launch(const autofa_params& call, const autofa_executor&, void* stream) {
-    static PersistentLauncher<Arguments> launcher(&forward<Params>, kRanks);
+    static PersistentLauncher<MappedCall> launcher(&forward<Params>, kRanks);
     return Kernel::launch_tiles(launcher, call, stream);
   }
 };

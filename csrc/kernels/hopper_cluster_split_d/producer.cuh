@@ -2,7 +2,6 @@
 // in which the consumers of its block use them.
 #pragma once
 
-#include "arguments.cuh"
 #include "autofa/arch/tma.cuh"
 #include "autofa/block/scheduler.cuh"
 #include "config.cuh"
@@ -12,11 +11,11 @@ namespace autofa::hopper_cluster_split_d {
 template <class C>
 class Producer {
  public:
-  __device__ __forceinline__ Producer(const Arguments& arguments, const Memory<C>& memory, int rank)
-      : arguments_(arguments), memory_(memory), rank_(rank), ring_(memory.ring()) {}
+  __device__ __forceinline__ Producer(const MappedCall& mapped, const Memory<C>& memory, int rank)
+      : mapped_(mapped), memory_(memory), rank_(rank), ring_(memory.ring()) {}
 
   __device__ __forceinline__ void run() {
-    const autofa_params& call = arguments_.call;
+    const autofa_params& call = mapped_.call;
     typename C::Queue queue(call, blockIdx.x / kRanks, gridDim.x / kRanks);
 #pragma unroll 1
     while (queue.next(at_)) {
@@ -45,7 +44,7 @@ class Producer {
       mbarrier_arrive_expect(full, C::query_bytes);
 #pragma unroll 1
       for (int group = 0; group < C::key_groups; ++group) {
-        tma_load(memory_.queries(consumer) + group * C::group_bytes, arguments_.q, full, group * 64,
+        tma_load(memory_.queries(consumer) + group * C::group_bytes, mapped_.q, full, group * 64,
                  at_.first_row + consumer * 64, at_.head_q, at_.batch);
       }
     }
@@ -60,7 +59,7 @@ class Producer {
       ring_.write(groups * C::group_bytes, [&](uint32_t target, uint32_t full) {
 #pragma unroll 1
         for (int group = 0; group < groups; ++group) {
-          tma_load(target + group * C::group_bytes, arguments_.k, full, (first + group) * 64,
+          tma_load(target + group * C::group_bytes, mapped_.k, full, (first + group) * 64,
                    (2 * step + rank_) * kKeysPerHalf, at_.head_kv, at_.batch);
         }
       });
@@ -75,14 +74,14 @@ class Producer {
       ring_.write(C::value_groups * C::value_group_bytes, [&](uint32_t target, uint32_t full) {
 #pragma unroll 1
         for (int group = 0; group < C::value_groups; ++group) {
-          tma_load(target + group * C::value_group_bytes, arguments_.v, full,
+          tma_load(target + group * C::value_group_bytes, mapped_.v, full,
                    rank_ * C::columns + group * 64, first_key, at_.head_kv, at_.batch);
         }
       });
     }
   }
 
-  const Arguments& arguments_;
+  const MappedCall& mapped_;
   const Memory<C> memory_;
   const int rank_;
   typename C::Ring::Writer ring_;

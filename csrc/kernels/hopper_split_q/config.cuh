@@ -48,6 +48,7 @@ struct Config {
   static constexpr int groups_per_chunk = (key_groups + key_chunks - 1) / key_chunks;
   static_assert((key_chunks - 1) * groups_per_chunk < key_groups, "no chunk of keys is empty");
   static constexpr int keys_per_chunk = block_n / value_chunks;  // of a chunk of values
+  static constexpr int key_box = block_n;                        // keys that one copy brings
 
   static constexpr int query_group_bytes = 64 * kSwizzledRowBytes;
   static constexpr int key_group_bytes = block_n * kSwizzledRowBytes;

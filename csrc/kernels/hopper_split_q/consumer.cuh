@@ -6,10 +6,10 @@
 // under way while the next is waited for, and the buffer of the one before is released.
 #pragma once
 
-#include "arguments.cuh"
-#include "autofa/arch/wgmma.cuh"
+#include "autofa/block/chunk_products.cuh"
 #include "autofa/block/epilogue.cuh"
 #include "autofa/block/fragment_store.cuh"
+#include "autofa/block/mapped_call.cuh"
 #include "autofa/block/row_repair.cuh"
 #include "autofa/block/scheduler.cuh"
 #include "autofa/block/softmax.cuh"
@@ -29,9 +29,8 @@ class Consumer {
   };
 
  public:
-  __device__ __forceinline__ Consumer(const Arguments& arguments, const Memory<C>& memory,
-                                      int index)
-      : call_(arguments.call),
+  __device__ __forceinline__ Consumer(const MappedCall& mapped, const Memory<C>& memory, int index)
+      : call_(mapped.call),
         memory_(memory),
         index_(index),
         rows_(static_cast<int>(call_.seqlen_q)),
@@ -169,17 +168,8 @@ class Consumer {
       constexpr int all = (C::head_dim + 15) / 16, most = C::groups_per_chunk * 4;
       constexpr int first = chunk * most;  // in steps of 16 columns
       constexpr int end = all - first < most ? all : first + most;
-      const auto keys = matrix_descriptor<Major::k>(ring_.take()).opaque();
-      const auto queries = matrix_descriptor<Major::k>(memory_.queries(index_)).opaque();
-      wgmma_fence();
-#pragma unroll
-      for (int step = first; step < end; ++step) {
-        const int along = step % 4 * kK16BytesAlongK;
-        wgmma_shared<Element, Major::k>(
-            scores_[0], queries + (step / 4 * C::query_group_bytes + along),
-            keys + ((step - first) / 4 * C::key_group_bytes + along), step > 0);
-      }
-      wgmma_commit();
+      multiply_key_chunk<Element, first, end, C::query_group_bytes, C::key_group_bytes>(
+          scores_[0], memory_.queries(index_), ring_.take());
       if constexpr (chunk > 0) {
         wgmma_wait<1>();
         ring_.release();
@@ -193,16 +183,9 @@ class Consumer {
   // out += p v of one chunk's keys, which stays under way.
   template <int Chunk>
   __device__ __forceinline__ void multiply_values(const Weights& weights, bool accumulate) {
-    constexpr int steps = C::keys_per_chunk / 16;
-    const auto values = matrix_descriptor<Major::mn>(ring_.take(), C::value_group_bytes).opaque();
-    wgmma_fence();
-#pragma unroll
-    for (int step = 0; step < steps; ++step) {
-      wgmma_registers<Element, Major::mn>(out_, weights.packed[Chunk * steps + step],
-                                          values + step * kK16BytesAcross,
-                                          Chunk + step > 0 || accumulate);
-    }
-    wgmma_commit();
+    constexpr int count = C::keys_per_chunk / 16;
+    multiply_value_chunk<Element, Chunk * count, count, C::value_group_bytes>(
+        out_, weights.packed, ring_.take(), Chunk > 0 || accumulate);
   }
 
   // Makes the softmax fit the scores of a tile. What the output is then to be multiplied by is

@@ -4,20 +4,19 @@
 // buffers hide more latency in the same shared memory.
 #pragma once
 
-#include "arguments.cuh"
 #include "autofa/abi.h"
 #include "autofa/arch/shared_memory.cuh"
 #include "autofa/arch/warpgroup.cuh"
+#include "autofa/block/mapped_launch.cuh"
 #include "config.cuh"
 #include "consumer.cuh"
-#include "launch.cuh"
 #include "producer.cuh"
 
 namespace autofa::hopper_split_q {
 
 template <class Params>
 __global__ void __launch_bounds__(Config<Params>::threads, 1)
-    forward(const __grid_constant__ Arguments arguments) {
+    forward(const __grid_constant__ MappedCall mapped) {
   using C = Config<Params>;
   extern __shared__ __align__(1024) unsigned char shared[];
   const Memory<C> memory{shared_address(shared)};
@@ -27,17 +26,17 @@ __global__ void __launch_bounds__(Config<Params>::threads, 1)
   const int group = warpgroup_index();
   if (group == C::consumers) {
     release_registers<C::producer_registers>();
-    if (threadIdx.x == C::consumers * kWarpgroupThreads) Producer<C>(arguments, memory).run();
+    if (threadIdx.x == C::consumers * kWarpgroupThreads) Producer<C>(mapped, memory).run();
   } else {
     take_registers<C::consumer_registers>();
-    Consumer<C>(arguments, memory, group).run();
+    Consumer<C>(mapped, memory, group).run();
   }
 }
 
 template <class Params>
-struct Kernel : Launch<Config<Params>> {
+struct Kernel : MappedLaunch<Config<Params>> {
   static int32_t launch(const autofa_params& call, const autofa_executor&, void* stream) {
-    static PersistentLauncher<Arguments> launcher(&forward<Params>);
+    static PersistentLauncher<MappedCall> launcher(&forward<Params>);
     return Kernel::launch_tiles(launcher, call, stream);
   }
 };

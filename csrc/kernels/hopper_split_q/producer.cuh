@@ -2,7 +2,6 @@
 // in which the consumers use them.
 #pragma once
 
-#include "arguments.cuh"
 #include "autofa/arch/tma.cuh"
 #include "autofa/block/scheduler.cuh"
 #include "config.cuh"
@@ -12,11 +11,11 @@ namespace autofa::hopper_split_q {
 template <class C>
 class Producer {
  public:
-  __device__ __forceinline__ Producer(const Arguments& arguments, const Memory<C>& memory)
-      : arguments_(arguments), memory_(memory), ring_(memory.ring()) {}
+  __device__ __forceinline__ Producer(const MappedCall& mapped, const Memory<C>& memory)
+      : mapped_(mapped), memory_(memory), ring_(memory.ring()) {}
 
   __device__ __forceinline__ void run() {
-    const autofa_params& call = arguments_.call;
+    const autofa_params& call = mapped_.call;
     const int rows = static_cast<int>(call.seqlen_q);
     typename C::Queue queue(call);
 #pragma unroll 1
@@ -43,7 +42,7 @@ class Producer {
       mbarrier_arrive_expect(full, C::query_bytes);
 #pragma unroll 1
       for (int group = 0; group < C::key_groups; ++group) {
-        tma_load(memory_.queries(consumer) + group * C::query_group_bytes, arguments_.q, full,
+        tma_load(memory_.queries(consumer) + group * C::query_group_bytes, mapped_.q, full,
                  group * 64, at_.first_row + consumer * 64, at_.head_q, at_.batch);
       }
     }
@@ -57,7 +56,7 @@ class Producer {
       ring_.write(groups * C::key_group_bytes, [&](uint32_t target, uint32_t full) {
 #pragma unroll 1
         for (int group = 0; group < groups; ++group) {
-          tma_load(target + group * C::key_group_bytes, arguments_.k, full, (first + group) * 64,
+          tma_load(target + group * C::key_group_bytes, mapped_.k, full, (first + group) * 64,
                    tile * C::block_n, at_.head_kv, at_.batch);
         }
       });
@@ -71,14 +70,14 @@ class Producer {
       ring_.write(C::value_groups * C::value_group_bytes, [&](uint32_t target, uint32_t full) {
 #pragma unroll 1
         for (int group = 0; group < C::value_groups; ++group) {
-          tma_load(target + group * C::value_group_bytes, arguments_.v, full, group * 64, first_key,
+          tma_load(target + group * C::value_group_bytes, mapped_.v, full, group * 64, first_key,
                    at_.head_kv, at_.batch);
         }
       });
     }
   }
 
-  const Arguments& arguments_;
+  const MappedCall& mapped_;
   const Memory<C> memory_;
   typename C::Ring::Writer ring_;
   RowTile at_;

@@ -1,19 +1,20 @@
-// Host side: which calls are served, and the maps of their tensors.
+// Host side of a persistent kernel that reads by TMA: which calls it serves, and the maps of their
+// tensors.
 #pragma once
 
 #include <cstdint>
 
-#include "arguments.cuh"
 #include "autofa/abi.h"
 #include "autofa/block/launch.cuh"
+#include "autofa/block/mapped_call.cuh"
 #include "autofa/block/persistent_launch.cuh"
 #include "autofa/block/tensor_map.cuh"
-#include "config.cuh"
 
-namespace autofa::hopper_cluster_split_d {
+namespace autofa {
 
+// Queries come in boxes of 64 rows, keys and values in boxes of C::key_box and C::keys_per_chunk.
 template <class C>
-struct Launch {
+struct MappedLaunch {
   static constexpr int threads = C::threads;
   static constexpr int smem_bytes = C::smem_bytes;
 
@@ -32,30 +33,30 @@ struct Launch {
            rows_aligned(call.out, call.out_strides, call.batch, call.heads_q, call.seqlen_q);
   }
 
-  static bool make_maps(Arguments& arguments) {
-    const autofa_params& call = arguments.call;
+  static bool make_maps(MappedCall& mapped) {
+    const autofa_params& call = mapped.call;
     const TensorRows q = {call.q,       call.q_strides, call.batch,
                           call.heads_q, call.seqlen_q,  call.head_dim};
-    if (!make_tensor_map(arguments.q, C::dtype, q, 64)) return false;
+    if (!make_tensor_map(mapped.q, C::dtype, q, 64)) return false;
     if (call.seqlen_k == 0) return true;  // nothing will be loaded
     const TensorRows k = {call.k,        call.k_strides, call.batch,
                           call.heads_kv, call.seqlen_k,  call.head_dim};
     const TensorRows v = {call.v,        call.v_strides, call.batch,
                           call.heads_kv, call.seqlen_k,  call.head_dim_v};
-    return make_tensor_map(arguments.k, C::dtype, k, kKeysPerHalf) &&
-           make_tensor_map(arguments.v, C::dtype, v, C::keys_per_chunk);
+    return make_tensor_map(mapped.k, C::dtype, k, C::key_box) &&
+           make_tensor_map(mapped.v, C::dtype, v, C::keys_per_chunk);
   }
 
-  static int32_t launch_tiles(PersistentLauncher<Arguments>& launcher, const autofa_params& call,
+  static int32_t launch_tiles(PersistentLauncher<MappedCall>& launcher, const autofa_params& call,
                               void* stream) {
     if (!serves(call)) return AUTOFA_REFUSED;
     const int64_t tiles = C::Queue::count(call);
     if (tiles == 0) return AUTOFA_OK;
-    Arguments arguments = {};
-    arguments.call = call;
-    if (!make_maps(arguments)) return AUTOFA_REFUSED;
-    return launcher.run(arguments, call.device_index, tiles, threads, smem_bytes, stream);
+    MappedCall mapped = {};
+    mapped.call = call;
+    if (!make_maps(mapped)) return AUTOFA_REFUSED;
+    return launcher.run(mapped, call.device_index, tiles, threads, smem_bytes, stream);
   }
 };
 
-}  // namespace autofa::hopper_cluster_split_d
+}  // namespace autofa

@@ -287,3 +287,24 @@ def check(library: ctypes.CDLL, variant: Variant, case: Case, device: str = "cpu
     torch.testing.assert_close(lse.double(), want_lse, rtol=2e-5, atol=close, equal_nan=True)
     view(buffer).fill_(0)
     assert buffer.isnan().sum() == buffer.numel() - out.numel()
+
+
+def named(family: KernelFamily, text: str, limits: Limits) -> Variant:
+    """The variant of a slug less its family's name, which must be legal for a long problem of its
+    own head dims."""
+    found = family.parse(f"{family.name}-{text}")
+    assert found is not None
+    assert found.dtype is not None
+    assert found.head_dim is not None
+    assert found.mask is not None
+    dims = (found.head_dim, found.params.columns_v)
+    problem = Problem(found.dtype, 4, 8, 8, 4096, 4096, *dims, found.mask)
+    assert found.refusal(problem, limits) is None
+    return found
+
+
+def check_emulated(variant: Variant, folder: Path, *cases: Case) -> None:
+    """Runs it on the emulator, case by case."""
+    library = emulated(variant, folder)
+    for case in cases:
+        check(library, variant, case)

@@ -14,7 +14,6 @@ from cuda_variants import CASES, Case
 from autofa import compiler
 from autofa.device import CUDA_ARCHS, cuda_limits
 from autofa.kernels.families.hopper_cluster_split_d import FAMILY
-from autofa.kernels.family import Variant
 from autofa.problem import Problem
 from autofa.settings import Settings
 
@@ -30,23 +29,8 @@ SHAPES = (
 )
 
 
-def variant_of(text: str) -> Variant:
-    found = FAMILY.parse(f"hopper.cluster_split_d-{text}")
-    assert found is not None
-    assert found.dtype is not None
-    assert found.head_dim is not None
-    assert found.mask is not None
-    dims = (found.head_dim, found.params.columns_v)
-    problem = Problem(found.dtype, 4, 8, 8, 4096, 4096, *dims, found.mask)
-    assert found.refusal(problem, H200) is None
-    return found
-
-
 def check(text: str, folder: Path, *cases: Case) -> None:
-    variant = variant_of(text)
-    library = cuda_variants.emulated(variant, folder)
-    for case in cases:
-        cuda_variants.check(library, variant, case)
+    cuda_variants.check_emulated(cuda_variants.named(FAMILY, text, H200), folder, *cases)
 
 
 def test_halves_of_steps_on_the_emulator(tmp_path: Path) -> None:

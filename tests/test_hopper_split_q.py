@@ -13,7 +13,6 @@ from cuda_variants import CASES, Case
 from autofa import compiler
 from autofa.device import CUDA_ARCHS, cuda_limits
 from autofa.kernels.families.hopper_split_q import FAMILY
-from autofa.kernels.family import Variant
 from autofa.problem import Problem
 from autofa.settings import Settings
 
@@ -24,23 +23,8 @@ MANY_TILES = Case("many tiles", 6, 2, 330, 330, layout="bnhd", batch=2)
 BEFORE_THE_KEYS = Case("rows before the keys", 3, 1, 420, 130)
 
 
-def variant_of(text: str) -> Variant:
-    found = FAMILY.parse(f"hopper.split_q-{text}")
-    assert found is not None
-    assert found.dtype is not None
-    assert found.head_dim is not None
-    assert found.mask is not None
-    dims = (found.head_dim, found.params.columns_v)
-    problem = Problem(found.dtype, 4, 8, 8, 4096, 4096, *dims, found.mask)
-    assert found.refusal(problem, H200) is None
-    return found
-
-
 def check(text: str, folder: Path, *cases: Case) -> None:
-    variant = variant_of(text)
-    library = cuda_variants.emulated(variant, folder)
-    for case in cases:
-        cuda_variants.check(library, variant, case)
+    cuda_variants.check_emulated(cuda_variants.named(FAMILY, text, H200), folder, *cases)
 
 
 @pytest.mark.parametrize(
@@ -89,7 +73,7 @@ def test_never_answers_unmeasured() -> None:
 
 
 def test_refuses_other_value_head_dims_than_its_columns() -> None:
-    variant = variant_of("d64-m192n96-v64-c1x1-s12-p1-w1-h1-bf16-none")
+    variant = cuda_variants.named(FAMILY, "d64-m192n96-v64-c1x1-s12-p1-w1-h1-bf16-none", H200)
     equal = Problem("bf16", 1, 8, 8, 4096, 4096, 64, 64)
     assert variant.refusal(equal, H200) is None
     assert variant.refusal(replace(equal, head_dim_v=40), H200) is None

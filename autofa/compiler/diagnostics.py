@@ -54,7 +54,7 @@ _SERIALIZED = re.compile(r"\(C75(?:08|1[0-5])\)[^\n]*")
 
 
 def serialized(log: str) -> str | None:
-    """What ptxas said of wgmma that it serialized, which costs up to a third of the speed."""
+    """What ptxas said of wgmma that it serialized: nothing runs beside such products."""
     found = _SERIALIZED.search(log)
     return found.group()[:_MAX_LINE] if found else None
 

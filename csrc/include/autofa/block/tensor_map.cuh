@@ -1,7 +1,7 @@
 // Host side of TMA: the maps that tell a kernel's copies where the rows of a call's tensors lie.
 //
-// A map costs the driver about a microsecond of the host's time, touches no device and is part of
-// the launch's parameters, so that each launch makes its own: under stream capture too.
+// To make one touches no device, and it is part of the launch's parameters, so that each launch
+// makes its own: under stream capture too.
 #pragma once
 
 #include <cuda_runtime_api.h>

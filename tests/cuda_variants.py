@@ -28,6 +28,7 @@ from autofa.runtime import abi
 EMULATOR = Path(__file__).parent / "cuda_emulator"
 TORCH = {"f16": torch.float16, "bf16": torch.bfloat16}
 _TIMES_FAST = 16
+_GUARD = 64  # floats after a workspace
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,16 @@ def _by_news(seen: set[tuple[str, object]], variant: Variant) -> tuple[int, int]
     return -len(values - seen), variant.params.block_m * variant.params.block_n
 
 
+def long_problem(family: KernelFamily, kind: Kind, limits: Limits) -> Problem | None:
+    """Of a thousand queries, or as few as the family serves; None if it serves neither."""
+    for heads_q, rows in ((8, 999), (32, 16)):
+        sizes = (1, heads_q, 8, rows, 999, kind.head_dim, kind.head_dim)
+        problem = Problem(kind.dtype, *sizes, kind.mask)
+        if family.domain.refusal(problem, limits) is None:
+            return problem
+    return None
+
+
 def cover(family: KernelFamily, kinds: Sequence[Kind], limits: Limits) -> list[Variant]:
     """A legal variant for each kind that the family serves there, chosen so that together they have
     as many of the parameters' values as can be; of equals, the one with the least work per block.
@@ -87,11 +98,9 @@ def cover(family: KernelFamily, kinds: Sequence[Kind], limits: Limits) -> list[V
     found: list[Variant] = []
     seen: set[tuple[str, object]] = set()
     for kind in kinds:
-        sizes = (1, 8, 8, 999, 999, kind.head_dim, kind.head_dim)
-        problem = Problem(kind.dtype, *sizes, kind.mask)
-        if family.domain.refusal(problem, limits) is not None:
+        problem = long_problem(family, kind, limits)
+        if problem is None:
             continue
-
         best = min(family.legal(problem, limits), key=partial(_by_news, seen))
         seen |= set(vars(best.params).items())
         found.append(best)
@@ -117,6 +126,14 @@ def load(library: Path) -> ctypes.CDLL:
 
 def _strides(tensor: torch.Tensor) -> ctypes.Array[ctypes.c_int64]:
     return (ctypes.c_int64 * 3)(*tensor.stride()[:3])
+
+
+def _workspace(library: ctypes.CDLL, params: abi.Params, device: torch.device) -> torch.Tensor:
+    """What the call asks for, and a guard after it, all NaN."""
+    size = library.autofa_workspace_bytes
+    size.argtypes, size.restype = (ctypes.c_void_p,), ctypes.c_int64
+    floats = math.ceil(size(ctypes.addressof(params)) / 4) + _GUARD
+    return torch.full((floats,), math.nan, device=device)
 
 
 def launch(
@@ -162,12 +179,15 @@ def launch(
         params.mask_strides = (ctypes.c_int64 * 4)(*attn_mask.stride())
         if mask == "additive":
             params.mask_dtype = 0 if attn_mask.dtype == torch.float32 else abi.DTYPE_CODES[dtype]
+    scratch = _workspace(library, params, q.device)
+    params.workspace = scratch.data_ptr() if scratch.numel() > _GUARD else None
     stream = torch.cuda.current_stream().cuda_stream if q.is_cuda else None
     call = library.autofa_launch
     call.argtypes = (ctypes.c_void_p,) * 3
     code = int(call(ctypes.addressof(params), ctypes.addressof(abi.Executor()), stream))
     if q.is_cuda:
         torch.cuda.synchronize()
+    assert scratch[-_GUARD:].isnan().all()
     return code
 
 

@@ -21,7 +21,7 @@ from autofa import compiler, settings
 from autofa.device import Limits
 from autofa.kernels import REGISTRY
 from autofa.kernels.family import KernelFamily, Variant
-from autofa.problem import EXPLICIT_MASKS, MASKS, Problem
+from autofa.problem import EXPLICIT_MASKS, MASKS
 from autofa.runtime import abi, devices
 
 pytestmark = [pytest.mark.gpu, pytest.mark.nvcc, pytest.mark.timeout(600)]
@@ -52,10 +52,11 @@ def chosen(family: KernelFamily, limits: Limits) -> list[Variant]:
     found: list[Variant] = []
     for index, (mask, head_dim) in enumerate(itertools.product(masks, dims)):
         dtype, accumulate = KINDS[(index + index // len(dims)) % len(KINDS)]
-        problem = Problem(dtype, 1, 8, 8, 999, 999, head_dim, head_dim, mask)
+        kind = cuda_variants.Kind(dtype, mask, head_dim)
+        problem = cuda_variants.long_problem(family, kind, limits)
         legal = [
             v
-            for v in family.legal(problem, limits)
+            for v in ([] if problem is None else family.legal(problem, limits))
             if getattr(v.params, "accumulate", "f32") == accumulate
         ]
         if legal:

@@ -11,6 +11,7 @@ constexpr cudaError_t cudaSuccess = 0, cudaErrorInvalidValue = 1,
 constexpr int cudaFuncAttributeMaxDynamicSharedMemorySize = 8;
 constexpr int cudaFuncAttributeNonPortableClusterSizeAllowed = 16;
 constexpr int cudaDevAttrMultiProcessorCount = 16;
+constexpr int cudaDevAttrComputeCapabilityMajor = 75;
 // Few SMs, so that a persistent block gets several tiles.
 constexpr int kEmulatedProcessors = 3;
 
@@ -27,8 +28,13 @@ inline cudaError_t cudaFuncSetAttribute(Function, int attribute, int value) {
 }
 
 inline cudaError_t cudaDeviceGetAttribute(int* value, int attribute, int) {
-  if (attribute != cudaDevAttrMultiProcessorCount) return cudaErrorInvalidValue;
-  *value = kEmulatedProcessors;
+  if (attribute == cudaDevAttrMultiProcessorCount) {
+    *value = kEmulatedProcessors;
+  } else if (attribute == cudaDevAttrComputeCapabilityMajor) {
+    *value = 9;
+  } else {
+    return cudaErrorInvalidValue;
+  }
   return cudaSuccess;
 }
 
@@ -53,11 +59,15 @@ inline cudaError_t cudaLaunchKernel(const void* kernel, dim3 grid, dim3 block, v
   return emulate_launch(grid, block, 1, shared_bytes, [=] { entry(*call); });
 }
 
-enum { cudaLaunchAttributeClusterDimension = 4 };
+enum {
+  cudaLaunchAttributeClusterDimension = 4,
+  cudaLaunchAttributeProgrammaticStreamSerialization = 6
+};
 struct cudaLaunchAttribute {
   int id;
   struct {
     dim3 clusterDim;
+    int programmaticStreamSerializationAllowed;
   } val;
 };
 struct cudaLaunchConfig_t {
@@ -89,6 +99,13 @@ inline cudaError_t cudaOccupancyMaxActiveClusters(int* clusters, Function,
                                                   const cudaLaunchConfig_t* config) {
   *clusters = kEmulatedProcessors / static_cast<int>(emulated_ranks(config));
   return *clusters > 0 ? cudaSuccess : cudaErrorInvalidValue;
+}
+
+template <class Function>
+inline cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, Function, int,
+                                                                 size_t) {
+  *blocks = 1;
+  return cudaSuccess;
 }
 
 #include "tensor_map_encoder.h"

@@ -24,6 +24,7 @@
 #include <vector>
 
 #define __device__
+#define __host__
 #define __global__
 #define __shared__
 #define __forceinline__ inline

@@ -67,6 +67,36 @@ def test_the_simplest_of_a_tie_wins() -> None:
     assert order(exact)[0] == "test.toy-c9"
 
 
+def held(row: Row) -> Row:
+    return replace(row, provenance=replace(row.provenance, details='{"held": true}'))
+
+
+def test_what_held_an_upgrade_stays_until_something_is_clearly_faster() -> None:
+    base = make_row(provenance=at(1))
+    simpler = toy(4, 0.495, provenance=at(1))
+    assert order([base, toy(9, 0.500, provenance=at(1)), simpler])[0] == "test.toy-c4"
+    kept = held(toy(9, 0.500, provenance=at(1)))
+    assert order([base, kept, simpler])[0] == "test.toy-c9"
+    exact = [replace(row, call_spread=0.001) for row in (base, kept, simpler)]
+    exact[2] = replace(exact[2], call_ms=0.492)
+    assert order(exact)[0] == "test.toy-c9", "1.6% are less than runs differ by"
+    assert order([base, kept, toy(4, 0.485, provenance=at(1))])[0] == "test.toy-c4"
+    # Its next measurement is one like any other.
+    assert order([base, kept, simpler, toy(9, 0.500, provenance=at(2))])[0] == "test.toy-c4"
+
+
+def test_what_held_an_upgrade_is_compared_with_what_was_measured_since() -> None:
+    kept = [make_row(provenance=at(2)), held(toy(9, 0.500, provenance=at(2)))]
+    assert order([*kept, toy(4, 0.3, run="before", provenance=at(1))])[0] == "test.toy-c9"
+    assert order([*kept, toy(4, 0.3, run="after", provenance=at(3))])[0] == "test.toy-c4"
+
+
+@pytest.mark.parametrize("details", ['["held"]', "held", '{"held": 1}', '"held"' + "[" * 10**5])
+def test_nothing_but_a_mark_holds(details: str) -> None:
+    marked = toy(9, 0.500, provenance=replace(at(1), details=details))
+    assert order([make_row(), marked, toy(4, 0.495)])[0] == "test.toy-c4"
+
+
 def test_wide_intervals_do_not_hide_a_clear_loss() -> None:
     rows = [make_row(), toy(9, 0.500, call_spread=0.1), toy(4, 0.525, call_spread=0.1)]
     assert order(rows)[0] == "test.toy-c9"

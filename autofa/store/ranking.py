@@ -6,6 +6,7 @@ shapes only speedups over plain SDPA are, each measured against SDPA's device ti
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -30,6 +31,11 @@ SPREAD_FLOOR = 0.005
 # on a loaded machine its own interval was seen to reach over a factor of two.
 TIE_MOST = 0.02
 SDPA_TIE_MOST = 0.12
+# Among the details of a row: it won here before an upgrade, and was re-timed after it. Few rounds
+# do not undo what precise ones told apart, so it stays while nothing is faster by more than
+# `TIE_MOST`; and what lost to it then and was not re-timed does not win now, since ratios to SDPA
+# of runs so far apart differ by 5% by themselves.
+HELD = "held"
 # Half-width where a row has none: wide enough that only clear differences count.
 SPREAD_UNKNOWN = 0.05
 
@@ -92,7 +98,7 @@ class Ranked:
         rank: 1 is the one to use.
         speedup: over plain SDPA, geometric mean over the bucket's shapes; None where SDPA itself
             has no time there.
-        tied: nothing in the bucket is faster by more than the noise.
+        tied: nothing that could win is faster by more than the noise.
         beats_sdpa: faster than plain SDPA by more than the noise. False for plain SDPA; True for
             all where SDPA has no time. If it is False for rank 1, use plain SDPA.
         rows: the newest row per shape, ordered by shape.
@@ -163,8 +169,10 @@ def rank(rows: Sequence[Row], mode: str, registry: Registry) -> list[Ranked]:
     shape of the bucket. A candidate is tied if nothing is faster than it by more than both
     intervals, nor by more than `TIE_MOST` (`SDPA_TIE_MOST` for plain SDPA). The winner is the
     simplest (`Registry.simplicity`) of the tied; a challenger displaces `torch.sdpa` only where it
-    is faster by more than the noise or than `SDPA_TIE_MOST`. Whether rows are valid is for the
-    caller to ask. The order of `rows` does not matter.
+    is faster by more than the noise or than `SDPA_TIE_MOST`. After an upgrade that was re-timed
+    (`HELD`) the winner of before stays while nothing is faster by more than `TIE_MOST`, and only
+    rows since then are compared with it. Whether rows are valid is for the caller to ask. The order
+    of `rows` does not matter.
     """
     latest = newest(rows)
     failed = {row.slug for row in latest if row.status in FAILURES}
@@ -175,14 +183,18 @@ def rank(rows: Sequence[Row], mode: str, registry: Registry) -> list[Ranked]:
     if not scores:
         return []
 
-    best_low = max(score.low for score in scores)
-    best = max(score.log for score in scores)
+    held = max((row for row in usable if _held(row)), key=_age, default=None)
+    able = [score for score in scores if held is None or _since(held, score.rows)] or scores
+    best_low = max(score.low for score in able)
+    best = max(score.log for score in able)
     tied = {
         score.slug
-        for score in scores
+        for score in able
         if score.high >= best_low
         and score.log >= best - (SDPA_TIE_MOST if score.slug == BASELINE else TIE_MOST)
     }
+    first = held.slug if held is not None else None
+    tied.update(s.slug for s in able if s.slug == first and s.log >= best - TIE_MOST)
     baseline = _Score(BASELINE, 0.0, SPREAD_FLOOR, ())
     baseline = next((score for score in scores if score.slug == BASELINE), baseline)
     beats = {
@@ -196,7 +208,7 @@ def rank(rows: Sequence[Row], mode: str, registry: Registry) -> list[Ranked]:
         )
     }
     contenders = (tied & beats) if BASELINE not in tied else tied
-    winner = min(contenders or tied, key=registry.simplicity)
+    winner = min(contenders or tied, key=lambda slug: (slug != first, registry.simplicity(slug)))
     scores.sort(key=lambda s: (s.slug != winner, -s.log, registry.simplicity(s.slug)))
     return [
         Ranked(
@@ -251,6 +263,23 @@ def _within_newest_run(rows: list[Row], mode: str) -> list[tuple[Row, float]]:
     last = max(timed, key=lambda row: (row.provenance.created_at, row.run, row.problem))
     same = [row for row in timed if row.run == last.run and row.problem == last.problem]
     return [(row, -math.log(row.milliseconds(mode) or 1.0)) for row in same]
+
+
+def _held(row: Row) -> bool:
+    # Parsed only where it may be there: this is asked in the first call of a process.
+    if HELD not in row.provenance.details:
+        return False
+    try:
+        details = json.loads(row.provenance.details)
+    except (ValueError, RecursionError):  # a file may hold anything
+        return False
+    return isinstance(details, dict) and details.get(HELD) is True
+
+
+def _since(held: Row, rows: Sequence[Row]) -> bool:
+    """Whether any of these was measured beside `held`, or later."""
+    made = held.provenance.created_at
+    return any(row.run == held.run or row.provenance.created_at > made for row in rows)
 
 
 def _pool(logs: list[tuple[Row, float]], mode: str) -> list[_Score]:

@@ -23,8 +23,11 @@ from autofa.tuning.search import BucketSearch, FamilySearch
 # from each family's legal variants, and the variants to try early.
 MakeSearch = Callable[[Problem, Mapping[str, Sequence[Variant]], Sequence[Variant]], BucketSearch]
 
-# How many of the best go through the precise rounds, and are re-timed after an upgrade.
+# How many of the best go through the precise rounds.
 FINALISTS = 4
+# How many of the best are re-timed after an upgrade, beside plain SDPA and the default: the winner
+# and whoever is the likeliest to overtake it.
+RETIMED = 2
 
 
 @dataclass(frozen=True)
@@ -195,10 +198,12 @@ def to_retime(
     variants: Sequence[Variant],
     request: TuneRequest,
 ) -> tuple[Candidate, ...]:
-    """Which stale rows decide whether an upgrade changed the order: plain SDPA's, the best few's,
+    """Which stale rows decide whether an upgrade changed the order: plain SDPA's, the best two's,
     and the default's of the best family."""
     best = [ranked.slug for ranked in ranking(known.values(), request)]
-    wanted = {BASELINE, *best[:FINALISTS]}
+    wanted = {BASELINE, *best[:1]}
+    lacking = RETIMED - sum(slug not in stale for slug in best if slug != BASELINE)
+    wanted.update([slug for slug in best if slug in stale][: max(0, lacking)])
     own = {v.slug: v for v in variants}
     first = next((own[slug] for slug in best if slug in own), None)
     if first is not None:

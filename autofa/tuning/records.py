@@ -12,7 +12,7 @@ from autofa.kernels.family import Variant
 from autofa.kernels.registry import Candidate
 from autofa.problem import Problem
 from autofa.store.doubt import MOST_WAITED, TOO_WIDE, number
-from autofa.store.ranking import newest
+from autofa.store.ranking import HELD, newest
 from autofa.store.rows import Row
 from autofa.tuning.lab import Lab
 
@@ -108,6 +108,13 @@ def disturbance(run: TimingRun, mode: str) -> float:
         return waited
     spread = baseline.call_spread if mode == "eager" else baseline.time_spread
     return max(waited, spread / TOO_WIDE)
+
+
+def as_held(row: Row) -> Row:
+    """The row of what won before an upgrade: among the tied it stays the winner."""
+    details = {**json.loads(row.provenance.details), HELD: True}
+    made = replace(row.provenance, details=json.dumps(details, sort_keys=True))
+    return replace(row, provenance=made)
 
 
 def is_screened(row: Row) -> bool:

@@ -256,7 +256,7 @@ def test_a_runner_up_that_an_upgrade_made_the_best_wins_without_a_search(db: str
     second = "sim.fast-mx4-nx1"
 
     def overtaken(slug: str, problem: Problem) -> float:
-        return times(BEST, problem) * 0.95 if slug == second else times(slug, problem)
+        return times(BEST, problem) * 0.93 if slug == second else times(slug, problem)
 
     sim = Simulation(overtaken, torch="2.0.1")
     (bucket,) = run(sim, ask(db)).buckets

@@ -31,11 +31,12 @@ SPREAD_FLOOR = 0.005
 # on a loaded machine its own interval was seen to reach over a factor of two.
 TIE_MOST = 0.02
 SDPA_TIE_MOST = 0.12
-# Among the details of a row: it won here before an upgrade, and was re-timed after it. Few rounds
-# do not undo what precise ones told apart, so it stays while nothing is faster by more than
-# `TIE_MOST`; and what lost to it then and was not re-timed does not win now, since ratios to SDPA
-# of runs so far apart differ by 5% by themselves.
+# Among the details of a row: it won here before an upgrade, and was re-timed after it. It stays
+# while nothing is faster by more than `HELD_MOST`: by `TIE_MOST` something may have been then, and
+# two processes on one CPU differ by 2 to 3% in how their kernels compare. What lost to it then and
+# was not re-timed does not win now, since ratios to SDPA of two runs differ by 5% by themselves.
 HELD = "held"
+HELD_MOST = 0.05
 # Half-width where a row has none: wide enough that only clear differences count.
 SPREAD_UNKNOWN = 0.05
 
@@ -170,7 +171,7 @@ def rank(rows: Sequence[Row], mode: str, registry: Registry) -> list[Ranked]:
     intervals, nor by more than `TIE_MOST` (`SDPA_TIE_MOST` for plain SDPA). The winner is the
     simplest (`Registry.simplicity`) of the tied; a challenger displaces `torch.sdpa` only where it
     is faster by more than the noise or than `SDPA_TIE_MOST`. After an upgrade that was re-timed
-    (`HELD`) the winner of before stays while nothing is faster by more than `TIE_MOST`, and only
+    (`HELD`) the winner of before stays while nothing is faster by more than `HELD_MOST`, and only
     rows since then are compared with it. Whether rows are valid is for the caller to ask. The order
     of `rows` does not matter.
     """
@@ -194,7 +195,7 @@ def rank(rows: Sequence[Row], mode: str, registry: Registry) -> list[Ranked]:
         and score.log >= best - (SDPA_TIE_MOST if score.slug == BASELINE else TIE_MOST)
     }
     first = held.slug if held is not None else None
-    tied.update(s.slug for s in able if s.slug == first and s.log >= best - TIE_MOST)
+    tied.update(s.slug for s in able if s.slug == first and s.log >= best - HELD_MOST)
     baseline = _Score(BASELINE, 0.0, SPREAD_FLOOR, ())
     baseline = next((score for score in scores if score.slug == BASELINE), baseline)
     beats = {

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention as sdpa
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import autofa
 from autofa.dispatch import face, shortcut, state
@@ -204,6 +205,56 @@ def test_the_operator_is_called_where_sdpa_won_nothing(
         torch.use_deterministic_algorithms(False)
         state.STATE.refresh()
     assert spy.answered == 1
+
+
+def test_calls_without_the_dispatcher_own_what_they_give() -> None:
+    assert python_face._adopter() is not None
+    query, key, value = tensors(1, 2, 6, 8)
+    found = autofa.attention(query, key, value)
+    assert [t._use_count() for t in (query, key, value, found)] == [1, 1, 1, 1]  # type: ignore[attr-defined]
+    assert not found.requires_grad
+    with torch.inference_mode():
+        assert autofa.attention(query, key, value).is_inference()
+
+
+class _Seen(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+def test_what_listens_to_the_dispatcher_hears_of_every_call() -> None:
+    query, key, value = tensors(1, 2, 6, 8)
+    with _Seen() as seen:
+        autofa.attention(query, key, value)
+    assert "autofa.fwd.default" in seen.names
+    with torch.profiler.profile() as profile:
+        autofa.attention(query, key, value)
+    assert "autofa::fwd" in {event.name for event in profile.events()}
+
+
+@pytest.mark.parametrize("place", range(3))
+@pytest.mark.parametrize("kind", ["negative", "zero", "functional"])
+def test_tensors_that_are_not_what_lies_in_memory(kind: str, place: int) -> None:
+    call = tensors(1, 2, 6, 8)
+    plain = list(call)
+    if kind == "negative":
+        call[place] = torch._neg_view(call[place])
+        plain[place] = call[place].clone()
+    elif kind == "zero":
+        call[place] = torch._efficientzerotensor((1, 2, 6, 8))
+        plain[place] = torch.zeros(1, 2, 6, 8)
+    else:
+        call = [torch._to_functional_tensor(t) for t in call]
+    found: Tensor = autofa.attention(call[0], call[1], call[2])
+    if kind == "functional":
+        torch._sync(found)  # type: ignore[attr-defined]
+        found = torch._from_functional_tensor(found)
+    torch.testing.assert_close(found, sdpa(plain[0], plain[1], plain[2]))
 
 
 def test_a_torch_that_keeps_tensors_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,6 +38,22 @@ def _payload() -> int | None:
     return head if found else None
 
 
+def _adopter() -> Callable[..., Tensor] | None:
+    """What makes Python's tensor of one in C, which it leaves as it is; None where this torch's
+    takes it over, contrary to 2.13, or does not say."""
+    try:
+        aoti = torch._C._aoti
+        give: Callable[..., Any] = aoti.unsafe_alloc_void_ptr_from_tensor
+        adopt: Callable[..., Tensor] = aoti.alloc_tensor_by_stealing_from_void_ptr
+        probe = torch.zeros(1)
+        count: Callable[[], int] = probe._use_count  # type: ignore[attr-defined]
+        before = count()
+        found = adopt(give(probe))  # keeps these four bytes for good
+        return adopt if found is probe and count() == before + 1 else None
+    except (AttributeError, RuntimeError, TypeError):
+        return None
+
+
 def open_face(fwd: Face, restride: Face) -> Face:
     """The function: (query, key, value, dropout_p, is_causal, scale, enable_gqa) -> the output, or
     None where `attention` has to look closer. The runtime library must be loaded."""
@@ -74,6 +90,10 @@ def open_face(fwd: Face, restride: Face) -> Face:
         "_current_level",
         "requires_grad",
         "is_nested",
+        _adopter(),
+        Tensor.is_neg,
+        torch._C._len_torch_dispatch_stack,
+        torch._C._autograd._profiler_enabled,
         ("enable_gqa",),
         ("scale",),
         ("scale", "enable_gqa"),

@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <exception>
 
+#include "face_memory.h"
 #include "kernels.h"
 #include "key.h"
 #include "launch.h"

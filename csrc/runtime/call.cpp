@@ -106,6 +106,15 @@ Call::Call(uint64_t* stack) {
   lower_right = static_cast<bool>(stack[7] & 0xff);
 }
 
+Call::Call(Handle query, Handle key, Handle value, bool is_causal, const double* given_scale,
+           bool enable_gqa)
+    : causal(is_causal), gqa(enable_gqa), has_scale(given_scale != nullptr) {
+  q.handle = std::move(query);
+  k.handle = std::move(key);
+  v.handle = std::move(value);
+  if (has_scale) scale = *given_scale;
+}
+
 void Call::inspect() {
   q.read();
   k.read();

@@ -57,6 +57,10 @@ struct Call {
   // scale, enable_gqa, lower_right).
   explicit Call(uint64_t* stack);
 
+  // A call without a mask. `given_scale` may be null.
+  Call(Handle query, Handle key, Handle value, bool is_causal, const double* given_scale,
+       bool enable_gqa);
+
   bool on_cuda() const { return q.device_type == codes.cuda; }
 
   // Checks the arguments before anything runs; throws with got / supported / do.

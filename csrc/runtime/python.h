@@ -34,6 +34,9 @@ struct Functions {
   void (*clear_error)();
   void (*retain)(Object*);
   void (*release)(Object*);
+  Object* (*capsule)(void*, const char*, void (*)(Object*));
+  void* (*unlock)();
+  void (*lock)(void*);
   Object* none;
   Object* true_;
   Object* false_;
@@ -56,6 +59,19 @@ class Reference {
  private:
   const Functions& python_;
   Object* object_;
+};
+
+// Gives the interpreter's lock to other threads until the end of its scope.
+class Unlocked {
+ public:
+  explicit Unlocked(const Functions& python) : python_(python), thread_(python.unlock()) {}
+  Unlocked(const Unlocked&) = delete;
+  Unlocked& operator=(const Unlocked&) = delete;
+  ~Unlocked() { python_.lock(thread_); }
+
+ private:
+  const Functions& python_;
+  void* thread_;
 };
 
 }  // namespace autofa::runtime::python

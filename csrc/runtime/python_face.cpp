@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "call.h"
+#include "face_memory.h"
 #include "launch.h"
 
 namespace autofa::runtime {
@@ -23,8 +24,10 @@ const Functions* functions() {
            find(found.function, "PyCFunction_NewEx") && find(found.item, "PyTuple_GetItem") &&
            find(found.as_double, "PyFloat_AsDouble") && find(found.as_long, "PyLong_AsLong") &&
            find(found.clear_error, "PyErr_Clear") && find(found.retain, "Py_IncRef") &&
-           find(found.release, "Py_DecRef") && find(found.none, "_Py_NoneStruct") &&
-           find(found.true_, "_Py_TrueStruct") && find(found.false_, "_Py_FalseStruct");
+           find(found.release, "Py_DecRef") && find(found.capsule, "PyCapsule_New") &&
+           find(found.unlock, "PyEval_SaveThread") && find(found.lock, "PyEval_RestoreThread") &&
+           find(found.none, "_Py_NoneStruct") && find(found.true_, "_Py_TrueStruct") &&
+           find(found.false_, "_Py_FalseStruct");
   }();
   return complete ? &found : nullptr;
 }
@@ -38,57 +41,6 @@ using python::Object;
 FaceObjects objects;
 int64_t payload_at = 0;
 bool watching = false;
-
-// What decides who serves a call: exact sizes, not buckets.
-struct Shape {
-  int64_t sizes[3][4];
-  int32_t ranks[3];
-  int32_t dtype, device_type, device_index, threads;
-  int32_t options;  // bit 0 causal, 1 enable_gqa, 2 needs gradients, 3 any key and value
-};
-
-enum class Answer : int32_t { kUnknown, kSdpa, kOperator };
-
-struct Slot {
-  Shape shape;
-  Answer answer;
-  uint32_t epoch;
-};
-
-// A cache in pairs: what it loses is asked again in Python.
-constexpr size_t kSlots = 4096;
-Slot slots[kSlots];
-uint32_t epoch = 1;
-
-size_t place_of(const Shape& shape) {
-  uint64_t words[sizeof(Shape) / 8];
-  std::memcpy(words, &shape, sizeof(Shape));
-  uint64_t mixed = 0;
-  for (const uint64_t word : words) mixed = (mixed ^ word) * 0x9e3779b97f4a7c15ull;
-  return (mixed >> 40) % kSlots & ~size_t{1};
-}
-
-Answer known(const Shape& shape) {
-  const size_t place = place_of(shape);
-  for (size_t i = place; i < place + 2; ++i) {
-    if (slots[i].epoch == epoch && std::memcmp(&slots[i].shape, &shape, sizeof(Shape)) == 0) {
-      return slots[i].answer;
-    }
-  }
-  return Answer::kUnknown;
-}
-
-void enter(const Shape& shape, Answer answer) {
-  const size_t place = place_of(shape);
-  for (size_t i = place; i < place + 2; ++i) {
-    if (slots[i].epoch == epoch && std::memcmp(&slots[i].shape, &shape, sizeof(Shape)) == 0) {
-      slots[i].answer = answer;
-      return;
-    }
-  }
-  if (slots[place].epoch == epoch) slots[place + 1] = slots[place];
-  slots[place] = {shape, answer, epoch};
-}
 
 AtenTensorHandle handle_of(Object* tensor) {
   return reinterpret_cast<AtenTensorHandle>(reinterpret_cast<char*>(tensor) + payload_at);
@@ -257,6 +209,72 @@ bool needs_gradients(const python::Functions& python, Object* const* call) {
   return false;
 }
 
+// Query, key and value, not owned.
+struct Inputs {
+  AtenTensorHandle query, key, value;
+};
+
+// Whether their values lie in memory of a device of ours: neither sparse, nor empty, nor of torch's
+// symbolic kinds.
+bool in_memory(const Inputs& inputs) {
+  for (const AtenTensorHandle tensor : {inputs.query, inputs.key, inputs.value}) {
+    int32_t layout, device;
+    const void* data;
+    if (aoti_torch_get_layout(tensor, &layout) != 0 || layout != aoti_torch_layout_strided() ||
+        aoti_torch_get_device_type(tensor, &device) != 0 ||
+        (device != codes.cpu && device != codes.cuda) ||
+        torch_get_const_data_ptr(tensor, &data) != 0 || data == nullptr) {
+      return false;
+    }
+  }
+  return true;
+}
+
+// Whether nothing stands between a call and its kernel but the dispatcher.
+bool undisturbed(const python::Functions& python) {
+  return answers(python, objects.any_autocast, python.false_) &&
+         answers(python, objects.function_mode, python.false_) && !forward_mode(python);
+}
+
+// Whether the dispatcher would do nothing but find the kernel, in an undisturbed call.
+bool may_skip_dispatcher(const python::Functions& python, Object* const* call,
+                         const Inputs& inputs) {
+  if (objects.adopt == python.none || !answers(python, objects.profiling, python.false_)) {
+    return false;
+  }
+  const python::Reference modes(python, python.call(objects.dispatch_modes, nullptr, 0, nullptr));
+  if (modes.get() == nullptr || python.as_long(modes.get()) != 0) return false;
+  for (int i = 0; i < 3; ++i) {
+    const python::Reference negative(python, python.call(objects.is_neg, call + i, 1, nullptr));
+    if (negative.get() != python.false_) return false;
+  }
+  return in_memory(inputs);
+}
+
+// Python's object of a tensor; a new reference.
+Object* adopted(const python::Functions& python, const Handle& tensor) {
+  const python::Reference capsule(python, python.capsule(tensor.get(), nullptr, nullptr));
+  Object* const argument = capsule.get();
+  return argument == nullptr ? nullptr : python.call(objects.adopt, &argument, 1, nullptr);
+}
+
+Handle again(AtenTensorHandle tensor) {
+  Handle other;
+  check(aoti_torch_new_tensor_handle(tensor, other.receive()), "holding a tensor");
+  return other;
+}
+
+Object* by_kernel(const python::Functions& python, const Inputs& inputs, bool causal,
+                  const double* scale, bool gqa) {
+  Handle out;
+  Call call(again(inputs.query), again(inputs.key), again(inputs.value), causal, scale, gqa);
+  {
+    const python::Unlocked unlocked(python);
+    out = forward(call);
+  }
+  return adopted(python, out);
+}
+
 // A new reference; null where Python has to look closer, with or without an error set.
 Object* attend(const python::Functions& python, Object* const* call) {
   Object *dropout = call[3], *causal = call[4], *scale = call[5], *gqa = call[6];
@@ -275,6 +293,9 @@ Object* attend(const python::Functions& python, Object* const* call) {
       !answers(python, objects.tracing, python.none)) {
     return nullptr;
   }
+  const Inputs inputs{handle_of(call[0]), handle_of(call[1]), handle_of(call[2])};
+  const double number = scale == python.none ? 0 : python.as_double(scale);
+  const double* const given = scale == python.none ? nullptr : &number;
   if (watching || trains) {
     View views[3];
     if (!read_all(python, call, views)) return nullptr;
@@ -284,19 +305,19 @@ Object* attend(const python::Functions& python, Object* const* call) {
     if (answer == Answer::kSdpa) {
       // Torch's own function needs none of the questions below. Scales of 0 or less, and NaN, it
       // gets wrong.
-      const bool right = (scale == python.none || python.as_double(scale) > 0) &&
-                         ordinary(call[0], views[0]) && ordinary(call[1], views[1]) &&
-                         ordinary(call[2], views[2]);
+      const bool right = (given == nullptr || number > 0) && ordinary(call[0], views[0]) &&
+                         ordinary(call[1], views[1]) && ordinary(call[2], views[2]);
       return right ? by_sdpa(python, call, views[0], causal, scale, gqa) : nullptr;
     }
     if (answer == Answer::kUnknown) return nullptr;
   }
   const bool deterministic = (get_flags() & 1) != 0;
-  if (trains || !answers(python, objects.any_autocast, python.false_) ||
-      !answers(python, objects.function_mode, python.false_) ||
-      !answers(python, objects.deterministic, deterministic ? python.true_ : python.false_) ||
-      forward_mode(python)) {
+  if (trains || !undisturbed(python) ||
+      !answers(python, objects.deterministic, deterministic ? python.true_ : python.false_)) {
     return nullptr;
+  }
+  if (may_skip_dispatcher(python, call, inputs)) {
+    return by_kernel(python, inputs, causal == python.true_, given, gqa == python.true_);
   }
   Object* const arguments[] = {call[0], call[1], call[2], python.none, causal, scale, gqa};
   return python.call(objects.fwd, arguments, 7, nullptr);
@@ -354,13 +375,11 @@ Object* open_face(Object* given, int64_t payload) {
 }
 
 void watch_face() { watching = true; }
-void forget_face() { ++epoch; }
 
 void remember_in_face(Object* query, Object* key, Object* value, bool causal, bool gqa, bool trains,
                       bool sdpa) {
   Object* const call[] = {query, key, value};
-  const int32_t options = causal | gqa << 1 | trains << 2;
-  remember(call, 3, options, sdpa ? Answer::kSdpa : Answer::kOperator);
+  remember(call, 3, causal | gqa << 1 | trains << 2, sdpa ? Answer::kSdpa : Answer::kOperator);
 }
 
 void remember_query_in_face(Object* query) {

@@ -17,6 +17,8 @@ struct FaceObjects {
   python::Object *sdpa, *fwd, *restride;
   python::Object *any_autocast, *function_mode, *functorch, *tracing, *deterministic;
   python::Object *forward_ad, *current_level, *requires_grad, *is_nested;
+  // For calls without the dispatcher; `adopt` is None where this torch has no such function.
+  python::Object *adopt, *is_neg, *dispatch_modes, *profiling;
   python::Object *with_gqa, *with_scale, *with_both;  // tuples of keywords
 };
 
@@ -24,8 +26,7 @@ struct FaceObjects {
 // torch's own tensor is. Everything here needs the interpreter's lock, and nothing else.
 python::Object* open_face(python::Object* objects, int64_t payload);
 
-void watch_face();   // plain SDPA has won something: only calls that are known are served
-void forget_face();  // all that is known
+void watch_face();  // plain SDPA has won something: only calls that are known are served
 // Who serves such calls without a mask, of grad mode too: plain SDPA, or the operator.
 void remember_in_face(python::Object* query, python::Object* key, python::Object* value,
                       bool causal, bool gqa, bool trains, bool sdpa);

@@ -11,6 +11,7 @@ from torch import Tensor
 from autofa.dispatch.fake import output_sizes
 
 _functorch = torch._C._functorch.peek_interpreter_stack
+_is_batched_by_engine = torch._C._functorch.is_legacy_batchedtensor
 
 
 def _apart(tensor: Tensor) -> Tensor:
@@ -37,6 +38,7 @@ def off_grid(tensor: Tensor) -> bool:
         or type(tensor) not in (Tensor, torch.nn.Parameter)
         or torch.compiler.is_compiling()
         or _functorch() is not None
+        or _is_batched_by_engine(tensor)  # it has no address
     ):
         return False
     size = tensor.element_size()

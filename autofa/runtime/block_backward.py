@@ -18,6 +18,9 @@ from torch import Tensor
 _SCORES = 1 << 24
 _LEAST_ROWS = 128
 
+_is_batched = torch._C._functorch.is_batchedtensor
+_is_batched_by_engine = torch._C._functorch.is_legacy_batchedtensor
+
 
 def _product(a: Tensor, b: Tensor, plus: Tensor | None = None, scale: float = 1.0) -> Tensor:
     """scale * a @ b + plus in f32, of (n, rows, k) and (n, k, columns)."""
@@ -50,7 +53,12 @@ def block_backward(
         bias: added to the scores; broadcasts to (B, Hq, Nq, Nk).
         lse: (B, Hq, Nq), natural, f32; -inf on rows that see no key.
         causal: query i sees keys 0 ... i.
+
+    Where vmap runs it (`is_grads_batched`, a vectorised Jacobian), all scores are made at once: it
+    knows no writing into parts of a tensor.
     """
+    if _is_batched(grad) or _is_batched_by_engine(grad):
+        return _at_once(grad, query, key, value, bias, out, lse, causal=causal, scale=scale)
     batch, heads, rows, _ = query.shape
     keys, groups = key.shape[-2], heads // key.shape[1]
     # Rows whose weights are all 0 need a log-sum-exp that makes them so.
@@ -89,3 +97,37 @@ def block_backward(
             batch, heads, -1, dq.shape[-1]
         )
     return dq, dk.view(key.shape).to(key.dtype), dv.view(value.shape).to(value.dtype)
+
+
+def _at_once(
+    grad: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bias: Tensor | None,
+    out: Tensor,
+    lse: Tensor,
+    *,
+    causal: bool,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`block_backward` without writing into any tensor, in f32."""
+    batch, heads, rows, _ = query.shape
+    keys, groups = key.shape[-2], heads // key.shape[1]
+    q, g, o = query.float(), grad.float(), out.float()
+    k, v = (t.float().repeat_interleave(groups, 1) for t in (key, value))
+    scores = scale * (q @ k.mT) - lse.masked_fill(lse == -math.inf, math.inf)[..., None]
+    if bias is not None:
+        scores = scores + bias
+    if causal:
+        seen = torch.ones(rows, keys, dtype=torch.bool, device=q.device).tril()
+        scores = scores.masked_fill(~seen, -math.inf)
+    weights = scores.exp()
+    change = weights * (g @ v.mT - (g * o).sum(-1).unsqueeze(-1))
+
+    def summed(tensor: Tensor) -> Tensor:
+        """Over the query heads that read one key head."""
+        return tensor.reshape(batch, heads // groups, groups, keys, -1).sum(2)
+
+    dq, dk, dv = scale * (change @ k), scale * (change.mT @ q), weights.mT @ g
+    return dq.to(query.dtype), summed(dk).to(key.dtype), summed(dv).to(value.dtype)

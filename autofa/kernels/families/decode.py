@@ -5,13 +5,12 @@ from __future__ import annotations
 from autofa.device import Limits
 from autofa.kernels import mma
 from autofa.kernels.family import Constraint, Domain, HeadDims, KernelFamily, Param, Params, Value
-from autofa.problem import Problem
+from autofa.problem import EXPLICIT_MASKS, Problem
 
 _MOST_QUERIES = 16
 _MOST_ROWS = 64
 _COLUMN_WARPS = (1, 2, 4, 8)
 _STAGES = (1, 2, 3, 4, 6)
-_MASKS = ("none", "causal", "causal_lower_right")
 # Of an SM's shared memory that buffers take at least: what is on the way hides the way there.
 _LEAST_PART = 4
 
@@ -47,7 +46,8 @@ def _wide(p: Params, problem: Problem) -> bool:
 def _registers(p: Params, problem: Problem) -> int:
     """Per thread: output, queries and scores, and what the rest took as compiled."""
     tiles = int(p.block_m) // 16
-    return tiles * (_columns(p, problem) * 3 // 4 + _keys(p) // 2) + 48 + 12 * tiles
+    other = 48 + (24 if problem.mask in EXPLICIT_MASKS else 12) * tiles
+    return tiles * (_columns(p, problem) * 3 // 4 + _keys(p) // 2) + other
 
 
 def _ring_bytes(p: Params, problem: Problem) -> int:
@@ -68,18 +68,18 @@ def _smem_bytes(p: Params, problem: Problem) -> int:
 
 def _blocks(p: Params, problem: Problem, limits: Limits) -> int:
     """That run on an SM at once, as far as registers and shared memory go."""
-    by_registers = limits.regs_per_sm // (32 * _warps(p) * (_registers(p, problem) + 16))
+    by_registers = limits.regs_per_sm // (32 * _warps(p) * (_registers(p, problem) + 32))
     return min(by_registers, mma.resident_blocks(_smem_bytes(p, problem), limits))
 
 
-def _column_warps(block_m: int, head_dim: int) -> int:
+def _column_warps(block_m: int, problem: Problem) -> int:
     """The fewest of which each can hold its part of the output and of the queries (with more, some
     variants spilled as compiled), and none is idle where that can be; 0 if there are none."""
     tiles = block_m // 16
-    most = 144 if tiles == 1 else 128
+    most = 144 if tiles == 1 else 80 if problem.mask in EXPLICIT_MASKS else 128
     for warps in _COLUMN_WARPS:
-        columns = mma.columns(-(-head_dim // warps))
-        if tiles * columns <= most and (warps - 1) * columns < head_dim:
+        columns = mma.columns(-(-problem.head_dim // warps))
+        if tiles * columns <= most and (warps - 1) * columns < problem.head_dim:
             return warps
     return _COLUMN_WARPS[-1] if tiles == 1 else 0
 
@@ -95,7 +95,7 @@ def _enough_on_the_way(p: Params, problem: Problem, limits: Limits) -> bool:
 
 def _depths(block_m: int, problem: Problem, limits: Limits) -> list[Params]:
     """Of four warps, or eight if need be, with few keys: the legal ones, by their stages."""
-    column_warps = _column_warps(block_m, problem.head_dim)
+    column_warps = _column_warps(block_m, problem)
     if column_warps == 0:
         return []
     key_warps = max(1, 4 // column_warps)
@@ -113,15 +113,16 @@ def _depths(block_m: int, problem: Problem, limits: Limits) -> list[Params]:
     return [
         p
         for p in tried
-        if _smem_bytes(p, problem) <= limits.smem_per_block
+        if _registers(p, problem) <= 255
+        and _smem_bytes(p, problem) <= limits.smem_per_block
         and _enough_on_the_way(p, problem, limits)
     ]
 
 
 def _default(problem: Problem, limits: Limits) -> dict[str, Value]:
     """As many rows as are there, as deep as fits twice on an SM."""
-    rows = [m for m in (64, 32) if _rows(problem) > m // 2]
-    found = next(filter(None, (_depths(m, problem, limits) for m in (*rows, 16))))
+    found = _depths(32, problem, limits) if _rows(problem) > 16 else []
+    found = found or _depths(16, problem, limits)
     twice = [p for p in found if _blocks(p, problem, limits) >= 2]
     return dict(vars((twice or found)[-1]))
 
@@ -136,7 +137,6 @@ FAMILY = KernelFamily(
         device="cuda",
         dtypes=("f16", "bf16"),
         head_dims=HeadDims(step=8, first=8, last=1024),
-        masks=_MASKS,
         min_arch=80,
         alignment=16,
         unequal_head_dims=False,
@@ -150,7 +150,7 @@ FAMILY = KernelFamily(
         ),
     ),
     params=(
-        mma.block_m(16, 32, 64),
+        mma.block_m(16, 32),
         mma.block_n(16, 32, 64, 128, 256),
         Param("key_warps", (1, 2, 4, 8), "k{}", about="warps that split the keys of a tile"),
         Param("column_warps", _COLUMN_WARPS, "c{}", about="warps that split the head dim"),
@@ -176,9 +176,7 @@ FAMILY = KernelFamily(
         Constraint(
             "column warps",
             "no more warps than needed share the columns, for they exchange scores; none is idle",
-            lambda p, problem, limits: (
-                p.column_warps == _column_warps(int(p.block_m), problem.head_dim)
-            ),
+            lambda p, problem, limits: p.column_warps == _column_warps(int(p.block_m), problem),
         ),
         mma.registers(_registers),
         mma.shared_memory(_smem_bytes),

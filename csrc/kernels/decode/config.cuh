@@ -56,7 +56,8 @@ struct Config {
   using KvTile = PaddedTile<keys, columns>;
 
   // Output, queries and scores, and what statistics, operands and addresses took as compiled.
-  static constexpr int registers = m_tiles * (columns * 3 / 4 + keys / 2) + 48 + 12 * m_tiles;
+  static constexpr int registers =
+      m_tiles * (columns * 3 / 4 + keys / 2) + 48 + (mask == AUTOFA_MASK_NONE ? 12 : 24) * m_tiles;
   static_assert(registers <= 255, "output, queries and scores stay in a warp's registers");
 
   static constexpr int fragment_bytes = 32 * 16;  // a 16x8 tile in f32: four words of each lane
@@ -69,7 +70,7 @@ struct Config {
 
   // Blocks that registers and the largest shared memory of an SM are enough for.
   static constexpr int blocks_per_sm =
-      std::max(1, std::min(65536 / (threads * (registers + 16)), 228 * 1024 / (smem_bytes + 1024)));
+      std::max(1, std::min(65536 / (threads * (registers + 32)), 228 * 1024 / (smem_bytes + 1024)));
 };
 
 }  // namespace autofa::decode

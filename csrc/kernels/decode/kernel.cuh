@@ -15,6 +15,7 @@
 #include "results.cuh"
 #include "ring.cuh"
 #include "rows.cuh"
+#include "visible.cuh"
 #include "work.cuh"
 
 namespace autofa::decode {
@@ -32,9 +33,12 @@ __global__ void __launch_bounds__(C::threads, C::blocks_per_sm)
   const int warp = place.key_warp * C::column_warps + place.column_warp;
   Ring<C> ring(arg, place, memory + warp * C::ring_bytes);
   ring.start();
-  const SoftmaxScale scale(arg.call.scale);
+  // Scores that a mask was added to are scaled already.
+  const SoftmaxScale scale =
+      C::mask == AUTOFA_MASK_ADDITIVE ? SoftmaxScale() : SoftmaxScale(arg.call.scale);
   const Queries<C> queries(arg, place, scale.negate_queries);
   ScoreSum<C> score_sum(memory + C::warps * C::ring_bytes, place);
+  const MaskRows<C> mask(arg, place);
   const int all_see = min(place.limit_of(place.first_row), place.end_key);
 
   OnlineSoftmax<C::m_tiles> softmax(scale.log2);
@@ -47,12 +51,20 @@ __global__ void __launch_bounds__(C::threads, C::blocks_per_sm)
     ring.release_keys(tile);
     score_sum.add(scores);
     const uint32_t values = ring.values();
-    if (first_key + C::keys > all_see) {
+    if constexpr (C::mask != AUTOFA_MASK_NONE) {
+      mask.apply(scores, first_key);
+      softmax.fit(scores, out);
+      isolate_nonfinite<C, Ring<C>>(out, values, [&](int row, int key) {
+        return mask.sees(place.row() + row, first_key + key);
+      });
+    } else if (first_key + C::keys > all_see) {
       const Visible<C> visible(place, first_key);
       visible.hide(scores);
       softmax.fit(scores, out);
       if constexpr (C::causal != AUTOFA_CAUSAL_NONE) {
-        isolate_nonfinite<C, Ring<C>>(out, visible, values);
+        isolate_nonfinite<C, Ring<C>>(out, values, [&](int row, int key) {
+          return first_key + key < min(place.limit_of(place.row() + row), place.end_key);
+        });
       }
     } else {
       softmax.fit(scores, out);

@@ -127,11 +127,26 @@ class Ring {
         source += rows_per_pass * row_bytes;
       }
     } else {
+      // Steps from chunk to chunk. Places that are the same for every tile would be kept in
+      // registers, of which there are too few; of a value that the compiler does not know they
+      // are not.
+      int unknown_lane = lane;
+      asm volatile("" : "+r"(unknown_lane));
+      int row = unknown_lane / row_chunks, chunk = unknown_lane % row_chunks;
+      constexpr int rows_per_pass = 32 / row_chunks, chunks_per_pass = 32 % row_chunks;
+      source += row * row_bytes + chunk * 16;
 #pragma unroll
       for (int pass = 0; pass < passes; ++pass) {
-        const int row = (pass * 32 + lane) / row_chunks, chunk = (pass * 32 + lane) % row_chunks;
-        cp_async_16(target + Tile::offset(row, chunk), source + row * row_bytes + chunk * 16,
+        cp_async_16(target + Tile::offset(row, chunk), source,
                     (C::whole_columns || chunk * 8 < columns_left_) && (!Ragged || row < rows));
+        row += rows_per_pass;
+        chunk += chunks_per_pass;
+        source += rows_per_pass * row_bytes + chunks_per_pass * 16;
+        if (chunk >= row_chunks) {
+          ++row;
+          chunk -= row_chunks;
+          source += row_bytes - row_chunks * 16;
+        }
       }
     }
   }

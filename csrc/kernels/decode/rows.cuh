@@ -1,12 +1,10 @@
-// A warp's rows on one tile of its keys: queries in registers, scores that column warps add up,
-// and what a row does not see.
+// A warp's rows on one tile of its keys: queries in registers, and scores that column warps add up.
 #pragma once
 
 #include <cstdint>
 
 #include "autofa/arch/shared_memory.cuh"
 #include "autofa/arch/warpgroup.cuh"
-#include "autofa/block/nonfinite.cuh"
 #include "autofa/block/softmax.cuh"
 #include "work.cuh"
 
@@ -108,70 +106,5 @@ class ScoreSum {
   uint32_t place_;
   bool odd_ = false;
 };
-
-// How many keys, counted from a tile's first, each of the thread's rows sees.
-template <class C>
-struct Visible {
-  int keys[C::m_tiles][2];
-
-  __device__ __forceinline__ Visible(const BlockPlace<C>& place, int first_key) {
-    for_each_row<C::m_tiles>([&](int m, int half) {
-      const int limit = place.limit_of(place.row() + m * 16 + half * 8);
-      keys[m][half] = min(limit, place.end_key) - first_key;
-    });
-  }
-
-  __device__ __forceinline__ void hide(float (&scores)[C::m_tiles][C::n_tiles][4]) const {
-    const int column = static_cast<int>(threadIdx.x) % 4 * 2;
-    for_each_row<C::m_tiles>([&](int m, int half) {
-#pragma unroll
-      for (int n = 0; n < C::n_tiles; ++n) {
-        if (n * 8 + column >= keys[m][half]) scores[m][n][2 * half] = -kInfinity;
-        if (n * 8 + column + 1 >= keys[m][half]) scores[m][n][2 * half + 1] = -kInfinity;
-      }
-    });
-  }
-};
-
-// Where rows see different keys of a tile: adds its non-finite values to `out` for the rows that
-// see them, then replaces them by zeros, since 0 * NaN is NaN. For the warp's own values only.
-template <class C, class Ring>
-__device__ __forceinline__ void isolate_nonfinite(float (&out)[C::m_tiles][C::o_tiles][4],
-                                                  const Visible<C>& visible, uint32_t values) {
-  using Element = typename C::Element;
-  uint32_t found = 0;
-  Ring::for_each_chunk(values, [&](uint32_t address) {
-    uint32_t words[4];
-    load_shared_16(words, address);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) found |= nonfinite_bits<Element>(words[i]);
-  });
-  if (!__any_sync(~0u, found != 0)) return;
-
-#pragma unroll 1
-  for (int key = 0; key < C::keys; ++key) {
-    const uint32_t own = values + C::KvTile::offset(key, 0) + static_cast<int>(threadIdx.x) % 4 * 4;
-#pragma unroll
-    for (int n = 0; n < C::o_tiles; ++n) {
-      const uint32_t word = load_shared_4(own + n * 16);
-      const uint32_t odd = nonfinite_bits<Element>(word);
-      if (odd == 0) continue;
-      for_each_row<C::m_tiles>([&](int m, int half) {
-        if (key >= visible.keys[m][half]) return;
-        if (odd & 0x8000u) out[m][n][2 * half] += Element::unpack(word & 0xffffu);
-        if (odd >> 16) out[m][n][2 * half + 1] += Element::unpack(word >> 16);
-      });
-    }
-  }
-  __syncwarp();
-  Ring::for_each_chunk(values, [&](uint32_t address) {
-    uint32_t words[4];
-    load_shared_16(words, address);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) words[i] &= ~((nonfinite_bits<Element>(words[i]) >> 15) * 0xffffu);
-    store_shared_16(address, words);
-  });
-  __syncwarp();
-}
 
 }  // namespace autofa::decode

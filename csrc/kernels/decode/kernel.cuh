@@ -83,24 +83,23 @@ struct Kernel {
   static constexpr int smem_bytes = C::smem_bytes;
 
   static int32_t launch(const autofa_params& call, const autofa_executor&, void* stream) {
-    if (!serves<C>(call)) return AUTOFA_REFUSED;
+    if (!serves<C>(call) || rows(call) > INT32_MAX - C::block_m) return AUTOFA_REFUSED;
+    if (call.batch * rows(call) == 0) return AUTOFA_OK;
     const Packing packing(call);
-    const int64_t units = call.batch * call.heads_kv;
-    const int64_t row_blocks = units * packing.row_blocks(C::block_m);
-    if (row_blocks == 0) return AUTOFA_OK;
     const Room room = launcher().room(call.device_index);
     if (room.error != 0) return room.error;
     const SplitCall arg = split(call, packing, room);
-    const int64_t blocks = row_blocks * arg.splits;
+    const int64_t units = call.batch * call.heads_kv;
+    const int64_t blocks = units * packing.row_blocks(C::block_m) * arg.splits;
     const int64_t combine_blocks = units * packing.rows * CombineShape::column_blocks(C::head_dim);
     if (std::max(blocks, combine_blocks) > INT32_MAX) return AUTOFA_REFUSED;
     return launcher().run(arg, blocks, combine_blocks, room, stream);
   }
 
   static int64_t workspace_bytes(const autofa_params& call) {
-    if (!serves<C>(call)) return 0;
+    if (!serves<C>(call) || rows(call) > INT32_MAX - C::block_m) return 0;
+    if (call.batch * rows(call) == 0) return 0;
     const Packing packing(call);
-    if (call.batch * packing.rows == 0) return 0;
     const Room room = launcher().room(call.device_index);
     if (room.error != 0) return 0;
     const SplitCall arg = split(call, packing, room);
@@ -108,6 +107,9 @@ struct Kernel {
   }
 
  private:
+  // Of all heads of a sequence.
+  static int64_t rows(const autofa_params& call) { return call.heads_q * call.seqlen_q; }
+
   static SplitLauncher<C>& launcher() {
     static SplitLauncher<C> only(&attend<C>, &combine<C>);
     return only;

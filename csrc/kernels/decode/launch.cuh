@@ -20,23 +20,25 @@ struct Room {
   bool overlaps = false;  // a kernel may be started before the one that it waits for has ended
 };
 
-// Of `row_blocks` blocks of rows whose keys are split. More parts fill the device, and even out the
-// last wave; each part costs what it takes to fill a pipeline and to write a partial result, here
-// taken for the time of four tiles.
+// Into how many parts the keys of each of `row_blocks` blocks of rows are split. More parts fill
+// the device, and even out the last wave; each part costs what it takes to fill a pipeline and to
+// write a partial result, here taken for the time of four tiles. Of the numbers of parts that need
+// as many waves the largest is best.
 inline int choose_splits(int64_t row_blocks, int64_t keys, int block_n, int blocks_at_once) {
-  const int64_t most = std::min<int64_t>(
-      keys / block_n, 4 * (blocks_at_once + row_blocks - 1) / std::max<int64_t>(row_blocks, 1));
-  int best = 1;
-  int64_t least = INT64_MAX;
-  for (int64_t splits = 1; splits <= std::max<int64_t>(most, 1); ++splits) {
-    const int64_t waves = (row_blocks * splits + blocks_at_once - 1) / blocks_at_once;
+  constexpr int kTried = 8;
+  const int64_t most = std::max<int64_t>(keys / block_n, 1);
+  const int64_t first = (row_blocks + blocks_at_once - 1) / blocks_at_once;
+  int64_t best = 1, least = INT64_MAX;
+  for (int64_t waves = first; waves < first + kTried; ++waves) {
+    const int64_t splits = std::min(most, waves * blocks_at_once / row_blocks);
     const int64_t time = waves * ((keys + splits - 1) / splits + 4 * block_n);
     if (time < least) {
       least = time;
-      best = static_cast<int>(splits);
+      best = splits;
     }
+    if (splits == most) break;
   }
-  return best;
+  return static_cast<int>(best);
 }
 
 // Safe from any number of threads, and under stream capture: nothing here waits for the device.

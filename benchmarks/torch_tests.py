@@ -10,14 +10,22 @@ Most of those tests switch backends of SDPA off, and then `patch_sdpa` leaves th
 `--route fused` takes those calls too, but for those that leave only the math backend on, which is
 the tests' reference; `--route all` takes these as well. With `--own`, an own kernel serves every
 call that one can serve, whatever was measured.
+
+The tests of a GPU are tens of thousands. `--seconds S` takes all in a random order, the same in
+both runs, for S seconds each, and compares those that both got to:
+
+    python benchmarks/torch_tests.py --seconds 25 test_transformers.py -- -k cuda
 """
 
 from __future__ import annotations
 
 import argparse
+import os
+import random
 import subprocess
 import sys
 import tempfile
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -71,22 +79,44 @@ def patch(route: str, own: bool) -> Counter[str]:
     return served
 
 
-def child(mode: str, xml: str, *options: str) -> int:
+class Sample:
+    """A plugin of pytest: tests in one random order, none begun after some seconds."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self.end = float("inf")
+
+    def pytest_collection_modifyitems(self, items: list[Any]) -> None:
+        random.Random(0).shuffle(items)
+        self.end = time.monotonic() + self.seconds
+
+    def pytest_runtest_logfinish(self) -> None:
+        if time.monotonic() > self.end:
+            self.session.shouldstop = "its time is over"
+
+    def pytest_sessionstart(self, session: Any) -> None:
+        self.session = session
+
+
+def child(mode: str, xml: str, seconds: str, *options: str) -> int:
     import pytest
 
     served = Counter() if mode == "plain" else patch(mode.partition("+")[0], "+own" in mode)
-    quiet = ["-q", "-p", "no:cacheprovider", "-p", "no:warnings", "--tb=short"]
-    code = pytest.main([*quiet, f"--junitxml={xml}", *options])
+    # Not the settings of whatever project the file lies in.
+    quiet = ["-q", "-c", os.devnull, "--rootdir=.", "--tb=short"]
+    quiet += ["-p", "no:cacheprovider", "-p", "no:warnings"]
+    sample = [Sample(float(seconds))] if float(seconds) else []
+    code = pytest.main([*quiet, f"--junitxml={xml}", *options], plugins=sample)
     if served:
         print(f"served: {dict(served)}", file=sys.stderr)
     return int(code)
 
 
-def outcomes(mode: str, test: Path, options: list[str]) -> Outcomes:
+def outcomes(mode: str, test: Path, seconds: float, options: list[str]) -> Outcomes:
     """Test -> (passed, skipped, failed or error; the first line of why)."""
     with tempfile.TemporaryDirectory() as folder:
         xml = Path(folder) / "outcomes.xml"
-        command = [sys.executable, __file__, "child", mode, str(xml), *options]
+        command = [sys.executable, __file__, "child", mode, str(xml), str(seconds), *options]
         if not any("::" in option for option in options):
             command.append(test.name)
         subprocess.run(command, cwd=test.parent, check=False, stdout=subprocess.DEVNULL)
@@ -112,13 +142,18 @@ def main() -> int:
     parser.add_argument("test", type=Path, help="test_transformers.py of a PyTorch checkout")
     parser.add_argument("--route", choices=ROUTES, default="free", help="calls that are routed")
     parser.add_argument("--own", action="store_true", help="an own kernel wherever one serves")
+    parser.add_argument("--seconds", type=float, default=0, help="of tests, in each run; 0: all")
     parser.add_argument("options", nargs="*", help="for pytest, after --")
     given = parser.parse_args()
     test = given.test.resolve()
-    plain = outcomes("plain", test, given.options)
+    plain = outcomes("plain", test, given.seconds, given.options)
     print(f"plain:   {summary(plain)}", flush=True)
-    patched = outcomes(given.route + "+own" * given.own, test, given.options)
+    patched = outcomes(given.route + "+own" * given.own, test, given.seconds, given.options)
     print(f"patched: {summary(patched)}")
+    if given.seconds:
+        both = plain.keys() & patched.keys()
+        plain, patched = ({name: ran[name] for name in both} for ran in (plain, patched))
+        print(f"both:    {summary(patched)}")
     different = 0
     for name in sorted(plain.keys() | patched.keys()):
         before, after = plain.get(name, ("absent", "")), patched.get(name, ("absent", ""))

@@ -227,6 +227,7 @@ class _Seen(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
 
+@pytest.mark.filterwarnings("ignore:.*:UserWarning:torch.profiler.*")  # of torch 2.11
 def test_what_listens_to_the_dispatcher_hears_of_every_call() -> None:
     query, key, value = tensors(1, 2, 6, 8)
     with _Seen() as seen:

@@ -17,6 +17,11 @@ constexpr int kEmulatedProcessors = 3;
 
 inline size_t granted_shared_memory = 48 * 1024;
 
+inline cudaError_t cudaMemsetAsync(void* target, int value, size_t bytes, cudaStream_t) {
+  std::memset(target, value, bytes);
+  return cudaSuccess;
+}
+
 inline cudaError_t cudaGetLastError() { return cudaSuccess; }
 
 template <class Function>
@@ -97,7 +102,8 @@ inline cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*k
 template <class Function>
 inline cudaError_t cudaOccupancyMaxActiveClusters(int* clusters, Function,
                                                   const cudaLaunchConfig_t* config) {
-  *clusters = kEmulatedProcessors / static_cast<int>(emulated_ranks(config));
+  // One at least, however wide.
+  *clusters = std::max(1, kEmulatedProcessors / static_cast<int>(emulated_ranks(config)));
   return *clusters > 0 ? cudaSuccess : cudaErrorInvalidValue;
 }
 

@@ -300,6 +300,12 @@ inline Value __shfl_xor_sync(unsigned, Value value, int mask) {
   return emulator::exchange(value, all)[emulator::lane() ^ mask];
 }
 
+inline unsigned atomicAdd(unsigned* target, unsigned addend) {
+  const unsigned before = *target;
+  *target += addend;
+  return before;
+}
+
 [[noreturn]] inline void __trap() { emulator::fail("__trap"); }
 
 inline float __uint_as_float(uint32_t bits) {

@@ -42,9 +42,9 @@ def _stage_bytes(p: Params, problem: Problem) -> int:
 
 
 def _fixed_bytes(p: Params, problem: Problem) -> int:
-    """The queries, and two barriers for each warpgroup of them."""
+    """The queries, and two barriers for each warpgroup of them; the board of tiles."""
     queries = 64 * hopper.ROW_BYTES * hopper.groups(problem.head_dim)
-    return _consumers(p) * (queries + 2 * hopper.BARRIER_BYTES)
+    return _consumers(p) * (queries + 2 * hopper.BARRIER_BYTES) + 6 * hopper.BARRIER_BYTES
 
 
 def _smem_bytes(p: Params, problem: Problem) -> int:

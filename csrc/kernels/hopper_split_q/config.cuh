@@ -10,6 +10,7 @@
 #include "autofa/arch/warpgroup.cuh"
 #include "autofa/block/chunk_ring.cuh"
 #include "autofa/block/mask.cuh"
+#include "autofa/block/tile_board.cuh"
 #include "autofa/block/tile_queue.cuh"
 
 namespace autofa::hopper_split_q {
@@ -28,11 +29,12 @@ struct Config {
   static constexpr int softmax_parts = Params::softmax_parts;
   static constexpr int weight_sets = Params::weight_sets;
 
-  static constexpr int consumers = block_m / 64;  // warpgroups of 64 rows
+  static constexpr int consumers = block_m / 64;                 // warpgroups of 64 rows
+  static constexpr bool counted = causal != AUTOFA_CAUSAL_NONE;  // tiles, as they are taken
   static constexpr int threads = kWarpgroupThreads * (consumers + 1);
   // The SM's 64 Ki registers, as setmaxnreg shares them out.
   static constexpr int consumer_registers = consumers == 2 ? 240 : 160;
-  static constexpr int producer_registers = consumers == 2 ? 24 : 32;
+  static constexpr int producer_registers = 32;
 
   static_assert(mask == AUTOFA_MASK_NONE, "explicit masks are for other families");
   static_assert(block_m % 64 == 0 && consumers >= 2 && consumers <= 3, "rows of warpgroups");
@@ -61,8 +63,8 @@ struct Config {
   using Mask = KeyMask<causal, mask>;
   using Ring = ChunkRing<Params::stages, stage_bytes>;
   using Queue = TileQueue<block_m, Params::heads>;
-  static constexpr int smem_bytes =
-      consumers * query_bytes + Ring::bytes + Ring::barrier_bytes + 2 * consumers * kMbarrierBytes;
+  static constexpr int smem_bytes = consumers * (query_bytes + 2 * kMbarrierBytes) + Ring::bytes +
+                                    Ring::barrier_bytes + TileBoard::bytes;
 };
 
 // What lies where in shared memory.
@@ -85,9 +87,12 @@ struct Memory {
     return queries_full(C::consumers + consumer);
   }
 
+  __device__ __forceinline__ TileBoard board() const { return {queries_full(2 * C::consumers)}; }
+
   // By one thread.
   __device__ __forceinline__ void init_barriers() const {
     ring().init(4 * C::consumers);
+    board().init(4 * C::consumers);
     for (int consumer = 0; consumer < C::consumers; ++consumer) {
       mbarrier_init(queries_full(consumer), 1);
       mbarrier_init(queries_free(consumer), 4);

@@ -12,9 +12,9 @@
 #include "autofa/block/mapped_call.cuh"
 #include "autofa/block/row_repair.cuh"
 #include "autofa/block/scheduler.cuh"
-#include "autofa/block/softmax.cuh"
 #include "autofa/block/warpgroup_rows.cuh"
 #include "config.cuh"
+#include "row_softmax.cuh"
 
 namespace autofa::hopper_split_q {
 
@@ -39,15 +39,17 @@ class Consumer {
   __device__ __forceinline__ void run() {
     const SoftmaxScale scale(call_.scale);
     typename C::Queue queue(call_);
+    TileBoardTurn board(memory_.board());
     RowTile at;
 #pragma unroll 1
-    while (queue.next(at)) {
+    for (uint32_t index = board.read(); index != TileBoard::none; index = board.read()) {
+      queue.seek(index, at);
       const typename C::Mask mask(call_, at.batch, at.head_q);
       const int first_row = at.first_row + index_ * 64;
       const KeyTiles of_block(mask, at.first_row, C::block_m, rows_, C::block_n);
       KeyTiles own(mask, first_row, 64, rows_, C::block_n);
       if (first_row >= rows_) own.end = 0;
-      OnlineSoftmax<1> softmax(scale.log2);
+      RowSoftmax softmax(scale.log2);
       if (of_block.end > 0) {
         mbarrier_wait(memory_.queries_full(index_), full_parity_);
         full_parity_ ^= 1;
@@ -67,17 +69,20 @@ class Consumer {
   }
 
  private:
-  __device__ __forceinline__ void attend(OnlineSoftmax<1>& softmax, const typename C::Mask& mask,
+  __device__ __forceinline__ void attend(RowSoftmax& softmax, const typename C::Mask& mask,
                                          const KeyTiles& tiles, int end_of_block, int row) {
     multiply_keys(false);
     wgmma_wait<0>();
     ring_.release();
     wgmma_landed(scores_[0]);
     if (tiles.end == 1) release_queries();
-    fit(softmax, mask, tiles, row, 0);
-    weigh<0, 1>(softmax);
-    pack<0, 1>(weights_[0]);
-    owed_[0][0][0] = owed_[0][0][2] = 1.0f;  // there is no output yet
+    hide(mask, tiles, row, 0);
+    softmax.fit(scores_[0], owed_);
+    RowSoftmax::Sums sums = {};
+    weigh<0, 1>(softmax, sums, weights_[0]);
+    if constexpr (C::weight_sets == 1) pack(weights_[0]);
+    softmax.add(sums);
+    owed_[0] = owed_[1] = 1.0f;  // there is no output yet
 
     const int others = end_of_block - tiles.end;  // tiles that only other warpgroups need
     const auto step = [&](int tile, const Weights& weights, Weights& next) {
@@ -106,11 +111,12 @@ class Consumer {
   // Scores of the next tile, and the output of this one. With two sets of weights the next are
   // rounded while this tile's last product is under way, which then goes on beside the next scores;
   // with one they wait for it.
-  __device__ __forceinline__ void step(OnlineSoftmax<1>& softmax, const typename C::Mask& mask,
+  __device__ __forceinline__ void step(RowSoftmax& softmax, const typename C::Mask& mask,
                                        const KeyTiles& tiles, int row, int tile,
                                        const Weights& weights, Weights& next) {
     multiply_keys(tile > 0);
     if constexpr (C::weight_sets == 2) settle();
+    RowSoftmax::Sums sums = {};
     for_each_chunk<C::value_chunks>([&](auto index) {
       constexpr int chunk = decltype(index)::value;
       constexpr int part = chunk - (C::value_chunks - C::softmax_parts);
@@ -121,20 +127,32 @@ class Consumer {
         wgmma_landed(scores_[0]);
         if (tile + 2 == tiles.end) release_queries();
       }
-      if constexpr (part == 0) fit(softmax, mask, tiles, row, tile + 1);
-      if constexpr (part >= 0) {
-        weigh<part, C::softmax_parts>(softmax);
-        if constexpr (C::weight_sets == 2) pack<part, C::softmax_parts>(next);
+      if constexpr (part == 0) {
+        hide(mask, tiles, row, tile + 1);
+        if constexpr (C::weight_sets == 1) softmax.fit(scores_[0], owed_);
+      }
+      if constexpr (C::weight_sets == 1 && part >= 0) {
+        weigh<part, C::softmax_parts>(softmax, sums, next);
       }
     });
-    if constexpr (C::weight_sets == 1) {
+    if constexpr (C::weight_sets == 2) {
+#pragma unroll 1
+      for (int again = 0; again < 2; ++again) {
+        sums[0] = sums[1] = sums[2] = sums[3] = 0.0f;
+        weigh<0, 1>(softmax, sums, next);
+        if (!softmax.unfit(sums)) break;
+        softmax.fit(scores_[0], owed_);
+      }
+      softmax.add(sums);
+    } else {
+      softmax.add(sums);
       // Never so; but a branch on the sums keeps the exponentials on this side of the wait, beside
       // the product that they are to hide behind. ptxas moves all of them beyond it otherwise.
-      if (softmax.sum(0, 0) + softmax.sum(0, 1) < 0.0f) __trap();
+      if (softmax.sum(0) + softmax.sum(1) < 0.0f) __trap();
       wgmma_wait<0>();
       ring_.release();
       settle();
-      pack<0, 1>(next);
+      pack(next);
     }
   }
 
@@ -188,68 +206,75 @@ class Consumer {
         out_, weights.packed, ring_.take(), Chunk > 0 || accumulate);
   }
 
-  // Makes the softmax fit the scores of a tile. What the output is then to be multiplied by is
-  // owed until the products into it are done.
-  __device__ __forceinline__ void fit(OnlineSoftmax<1>& softmax, const typename C::Mask& mask,
-                                      const KeyTiles& tiles, int row, int tile) {
+  __device__ __forceinline__ void hide(const typename C::Mask& mask, const KeyTiles& tiles, int row,
+                                       int tile) {
     if (tile >= tiles.first_masked) mask.apply(scores_, row, tile * C::block_n);
-    softmax.fit(scores_, owed_);
   }
 
+  // Weights of a part of the tile: with two sets into `next`, rounded, while the scores stay; with
+  // one in place of the scores, to be rounded once no product under way reads the set.
   template <int Part, int Parts>
-  __device__ __forceinline__ void weigh(OnlineSoftmax<1>& softmax) {
+  __device__ __forceinline__ void weigh(const RowSoftmax& softmax, RowSoftmax::Sums& sums,
+                                        Weights& next) {
 #pragma unroll
-    for (int k = squares * Part / Parts; k < squares * (Part + 1) / Parts; ++k) {
-      softmax.weigh(scores_, k);
-#pragma unroll
-      for (int i = 0; i < 8; ++i) compute_here(scores_[0][2 * k + i / 4][i % 4]);
-    }
-  }
-
-  // Rounds the weights, into registers that no product under way reads.
-  template <int Part, int Parts>
-  __device__ __forceinline__ void pack(Weights& weights) const {
-#pragma unroll
-    for (int k = squares * Part / Parts; k < squares * (Part + 1) / Parts; ++k) {
+    for (int n = 2 * (squares * Part / Parts); n < 2 * (squares * (Part + 1) / Parts); ++n) {
+      float weights[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const auto& tile = scores_[0][2 * k + i / 2];
-        weights.packed[k][i] = Element::pack(tile[i % 2 * 2], tile[i % 2 * 2 + 1]);
+        weights[i] = softmax.weigh(scores_[0][n][i], i / 2, sums[i]);
+        if constexpr (C::weight_sets == 1) {
+          compute_here(weights[i]);
+          scores_[0][n][i] = weights[i];
+        }
       }
+      if constexpr (C::weight_sets == 2) pack(next, n, weights);
     }
+  }
+
+  __device__ __forceinline__ void pack(Weights& weights) const {
+#pragma unroll
+    for (int n = 0; n < 2 * squares; ++n) pack(weights, n, scores_[0][n]);
+  }
+  __device__ __forceinline__ void pack(Weights& weights, int n, const float (&tile)[4]) const {
+    weights.packed[n / 2][n % 2 * 2] = Element::pack(tile[0], tile[1]);
+    weights.packed[n / 2][n % 2 * 2 + 1] = Element::pack(tile[2], tile[3]);
   }
 
   // Gives the output what it is owed, once no product into it is under way.
   __device__ __forceinline__ void settle() {
-    const float factor[2] = {owed_[0][0][0], owed_[0][0][2]};
-    if (!__any_sync(~0u, factor[0] != 1.0f || factor[1] != 1.0f)) return;
+    if (!__any_sync(~0u, owed_[0] != 1.0f || owed_[1] != 1.0f)) return;
     wgmma_landed(out_);
 #pragma unroll
     for (int n = 0; n < C::columns_v / 8; ++n) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) out_[n][i] *= factor[i / 2];
+      for (int i = 0; i < 4; ++i) out_[n][i] *= owed_[i / 2];
     }
-    owed_[0][0][0] = owed_[0][0][2] = 1.0f;
+    owed_[0] = owed_[1] = 1.0f;
   }
 
   __device__ __forceinline__ void release_queries() const {
     if (threadIdx.x % 32 == 0) mbarrier_arrive(memory_.queries_free(index_));
   }
 
-  __device__ __forceinline__ void store(OnlineSoftmax<1>& softmax, const typename C::Mask& mask,
+  __device__ __forceinline__ void store(RowSoftmax& softmax, const typename C::Mask& mask,
                                         const RowTile& at, int first_row, int tiles) {
     softmax.finish();
     void* matrix = matrix_at(call_.out, call_.out_strides, at.batch, at.head_q);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int row = first_row + row_of_thread() + half * 8;
-      store_row<Element>(out_, half, softmax.normalizer(0, half),
+      store_row<Element>(out_, half, softmax.normalizer(half),
                          static_cast<char*>(matrix) + row * call_.out_strides[2] * 2,
                          static_cast<int>(call_.head_dim_v), row < rows_);
     }
     if (call_.lse != nullptr) {
       const int64_t sequence = at.batch * call_.heads_q + at.head_q;
-      store_log_sums(softmax, call_.lse + sequence * rows_, warp_row(), first_row, rows_);
+      float* sums = call_.lse + sequence * rows_;
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int row = first_row + row_of_thread() + half * 8;
+        if (threadIdx.x % 4 == 0 && row < rows_) sums[row] = softmax.log_sum(0, half);
+      }
     }
     if constexpr (C::Mask::hides_values) {
       const RowRepair<Element> repairer(call_, at.batch, at.head_q, at.head_kv);
@@ -266,7 +291,7 @@ class Consumer {
   float scores_[1][C::block_n / 8][4];
   float out_[C::columns_v / 8][4];
   Weights weights_[C::weight_sets];
-  float owed_[1][1][4] = {{{1.0f, 1.0f, 1.0f, 1.0f}}};
+  float owed_[2] = {1.0f, 1.0f};  // what the output is yet to be multiplied by, row by row
 };
 
 }  // namespace autofa::hopper_split_q

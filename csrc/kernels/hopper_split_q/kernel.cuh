@@ -4,6 +4,8 @@
 // buffers hide more latency in the same shared memory.
 #pragma once
 
+#include <cuda_runtime_api.h>
+
 #include "autofa/abi.h"
 #include "autofa/arch/shared_memory.cuh"
 #include "autofa/arch/warpgroup.cuh"
@@ -35,8 +37,18 @@ __global__ void __launch_bounds__(Config<Params>::threads, 1)
 
 template <class Params>
 struct Kernel : MappedLaunch<Config<Params>> {
+  using C = Config<Params>;
+
+  // Where there are tiles of unequal length: a counter of those that are taken.
+  static int64_t workspace_bytes(const autofa_params&) { return C::counted ? sizeof(unsigned) : 0; }
+
   static int32_t launch(const autofa_params& call, const autofa_executor&, void* stream) {
     static PersistentLauncher<MappedCall> launcher(&forward<Params>);
+    if (call.workspace != nullptr) {
+      const cudaError_t error =
+          cudaMemsetAsync(call.workspace, 0, sizeof(unsigned), static_cast<cudaStream_t>(stream));
+      if (error != cudaSuccess) return static_cast<int32_t>(error);
+    }
     return Kernel::launch_tiles(launcher, call, stream);
   }
 };

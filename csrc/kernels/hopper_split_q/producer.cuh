@@ -1,5 +1,5 @@
-// The producer: one thread that has TMA bring in the queries, and the keys and values in the order
-// in which the consumers use them.
+// The producer: one thread that takes tiles of query rows and has TMA bring in their queries, and
+// the keys and values in the order in which the consumers use them.
 #pragma once
 
 #include "autofa/arch/tma.cuh"
@@ -17,20 +17,37 @@ class Producer {
   __device__ __forceinline__ void run() {
     const autofa_params& call = mapped_.call;
     const int rows = static_cast<int>(call.seqlen_q);
+    // Under a causal mask tiles differ in length: whoever is done takes the next of all, from a
+    // counter in the workspace, if there is one.
+    auto* const counter = static_cast<unsigned*>(C::counted ? call.workspace : nullptr);
     typename C::Queue queue(call);
+    TileBoardTurn board(memory_.board());
+    bool more = queue.next(at_);
 #pragma unroll 1
-    while (queue.next(at_)) {
+    while (more) {
+      board.post(queue.index());
       const typename C::Mask mask(call, at_.batch, at_.head_q);
       const KeyTiles tiles(mask, at_.first_row, C::block_m, rows, C::block_n);
-      if (tiles.end == 0) continue;
-      load_queries();
-      load_keys(0);
+      unsigned next = 0;
+      if (tiles.end > 0) load_queries();
+      if (tiles.end > 0) load_keys(0);
 #pragma unroll 1
       for (int tile = 0; tile < tiles.end; ++tile) {
-        if (tile + 1 < tiles.end) load_keys(tile + 1);
+        if (tile + 1 < tiles.end) {
+          load_keys(tile + 1);
+        } else if (counter != nullptr) {
+          next = gridDim.x + atomicAdd(counter, 1u);
+        }
         load_values(tile);
       }
+      if (counter == nullptr) {
+        more = queue.next(at_);
+      } else {
+        if (tiles.end == 0) next = gridDim.x + atomicAdd(counter, 1u);
+        more = queue.seek(next, at_);
+      }
     }
+    board.post(TileBoard::none);
   }
 
  private:

@@ -31,12 +31,19 @@ class TileQueue {
   // The taker's next tile; false after its last.
   __device__ __forceinline__ bool next(RowTile& tile) {
     const unsigned place = round_ % 2 ? places_ - 1 - place_ : place_;
-    index_ = round_ * places_ + place;
     ++round_;
+    return seek((round_ - 1) * places_ + place, tile);
+  }
+
+  // The tile that comes at `index` of all; false if there are not so many.
+  __device__ __forceinline__ bool seek(unsigned index, RowTile& tile) {
+    index_ = index;
     if (index_ >= opaque(call_.batch) * opaque(call_.heads_q) * row_tiles()) return false;
     tile = current();
     return true;
   }
+
+  __device__ __forceinline__ unsigned index() const { return index_; }
 
   // The tile that next() gave, worked out anew: where it was needed long ago, registers that keep
   // it cost more.

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
+from torch.nn.attention.bias import causal_upper_left
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 import autofa
@@ -110,3 +111,10 @@ def test_nested_tensors_of_the_strided_layout_are_torchs(grad: bool) -> None:
     if grad:
         got.to_padded_tensor(0.0).sum().backward()
         assert nested.grad is not None
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_what_torch_says_of_its_own_bias_stands(device: str) -> None:
+    query = torch.empty(1, 2, 5, 8, device=device)
+    with pytest.raises(ValueError, match="CausalBias should not be used"):
+        autofa.attention(query, query, query, causal_upper_left(5, 5), is_causal=True)

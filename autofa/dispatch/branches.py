@@ -248,7 +248,8 @@ def _explain_failure(
     if isinstance(error, (torch.OutOfMemoryError, AutofaError)):
         return
     check_kinds(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
-    if all(map(is_plain, (query, key, value))):
+    # Of a bias that torch serves itself it has said what is wrong, and knows where it belongs.
+    if all(map(is_plain, (query, key, value))) and (attn_mask is None or is_plain(attn_mask)):
         validate(query, key, value, attn_mask, is_causal, enable_gqa)
 
 

@@ -14,6 +14,7 @@ import torch
 from runtime_variants import require_runtime
 
 import autofa
+from autofa.bench.exact import Call, Truth
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 
@@ -108,3 +109,11 @@ def test_a_device_that_is_not_here_is_bad_usage(fuzz: ModuleType) -> None:
     with pytest.raises(SystemExit) as caught:
         fuzz.main(["--device", "cuda"])
     assert caught.value.code == 2
+
+
+def test_keys_that_are_all_hidden_by_the_lowest_number_weigh_alike() -> None:
+    query, key = torch.randn(2, 1, 3, 8)
+    value = torch.tensor([[[1.0], [2.0], [6.0]]])
+    mask = torch.full((1, 1, 1), torch.finfo(torch.float32).min)
+    truth = Truth(Call(query, key, value, mask, is_causal=True))
+    assert truth.out.flatten().tolist() == pytest.approx([1.0, 1.5, 3.0])

@@ -103,7 +103,8 @@ class Truth:
             sizes = sizes + bias.abs().masked_fill(bias < _LOWEST, 0.0)
         scores = scores.masked_fill(~seen, -math.inf)
         self.lse = torch.logsumexp(scores, -1)
-        weights = torch.exp(scores - self.lse.clamp(min=-torch.finfo(torch.float64).max)[..., None])
+        # Not by the log-sum-exp, from which large scores that are alike cannot be told.
+        weights = scores.softmax(-1).masked_fill(~seen.any(-1, keepdim=True), 0.0)
         out = weights @ clean
         self._bad_key = (~good_k).any(-1, keepdim=True)
         self._nan_score = (seen & ~good_k[..., None, :]).any(-1)

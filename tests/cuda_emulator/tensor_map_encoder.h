@@ -11,9 +11,10 @@ constexpr int cudaEnableDefault = 0, cudaDriverEntryPointSuccess = 0;
 struct EmulatedTensorMap {
   uint64_t magic;
   const char* base;
-  uint64_t strides[4];  // in bytes; of the innermost dimension 2
-  uint32_t sizes[4];
-  uint16_t box[4];
+  uint64_t strides[5];  // in bytes; of the innermost dimension 2
+  uint32_t sizes[5];
+  uint16_t box[5];
+  uint16_t rank;
   bool swizzled;
 };
 static_assert(sizeof(EmulatedTensorMap) <= 128);
@@ -25,16 +26,18 @@ inline int emulated_encode(void* map, int type, uint32_t rank, void* base, const
                            int interleave, int swizzle, int promotion, int fill) {
   constexpr int f16 = 6, bf16 = 9, swizzle_none = 0, swizzle_128 = 3;
   constexpr int invalid = 1;
-  if (reinterpret_cast<uintptr_t>(map) % 64 != 0 || (type != f16 && type != bf16) || rank != 4 ||
-      base == nullptr || reinterpret_cast<uintptr_t>(base) % 16 != 0 || interleave != 0 ||
-      (swizzle != swizzle_none && swizzle != swizzle_128) || promotion < 0 || promotion > 3 ||
-      fill != 0) {
+  if (reinterpret_cast<uintptr_t>(map) % 64 != 0 || (type != f16 && type != bf16) ||
+      (rank != 4 && rank != 5) || base == nullptr || reinterpret_cast<uintptr_t>(base) % 16 != 0 ||
+      interleave != 0 || (swizzle != swizzle_none && swizzle != swizzle_128) || promotion < 0 ||
+      promotion > 3 || fill != 0) {
     return invalid;
   }
   EmulatedTensorMap made = {};
   made.magic = kTensorMapMagic;
   made.base = static_cast<const char*>(base);
   made.swizzled = swizzle == swizzle_128;
+  made.rank = static_cast<uint16_t>(rank);
+  made.sizes[4] = made.box[4] = 1;
   for (uint32_t i = 0; i < rank; ++i) {
     const uint64_t stride = i == 0 ? 2 : strides[i - 1];
     if (i > 0 && (stride % 16 != 0 || stride >= uint64_t{1} << 40)) return invalid;

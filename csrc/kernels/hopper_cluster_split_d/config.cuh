@@ -59,6 +59,12 @@ struct Config {
   static constexpr int stage_bytes =
       std::max(groups_per_chunk * group_bytes, value_groups* value_group_bytes);
 
+  // Groups that one copy brings, where no group and no chunk is filled up; 0: each by itself.
+  static constexpr int query_box_groups = head_dim % 64 == 0 ? key_groups : 0;
+  static constexpr int key_box_groups =
+      head_dim % (64 * groups_per_chunk) == 0 ? groups_per_chunk : 0;
+  static constexpr int value_box_groups = columns % 64 == 0 ? value_groups : 0;
+
   using Element = typename ElementOf<dtype>::type;
   using Mask = KeyMask<causal, mask>;
   using Ring = ChunkRing<Params::stages, stage_bytes>;

@@ -11,10 +11,9 @@
 #include "autofa/block/fragment_store.cuh"
 #include "autofa/block/mapped_call.cuh"
 #include "autofa/block/pair_exchange.cuh"
-#include "autofa/block/row_repair.cuh"
+#include "autofa/block/stored_repair.cuh"
 #include "autofa/block/warpgroup_rows.cuh"
 #include "config.cuh"
-#include "repair.cuh"
 
 namespace autofa::hopper_cluster_split_d {
 
@@ -61,7 +60,8 @@ class Consumer {
         PairSoftmax softmax(scale.log2);
         attend(softmax, mask, own, loaded, first_row + row_of_thread());
         if (store(softmax, queue.current())) {
-          repair_stored_rows<C>(call_, queue.current(), index_, first_column(), end_column());
+          repair_stored_rows<C>(call_, queue.current(), index_, first_column(), end_column(),
+                                kKeysPerHalf);
         }
       } else {
         if (loaded.end > 0) release_queries();
@@ -137,7 +137,6 @@ class Consumer {
   __device__ __forceinline__ void finish(PairSoftmax& softmax, const Halves& own,
                                          const Halves& loaded, int step) {
     if (loaded.has(step + 1, rank_)) ring_.skip(C::key_chunks);
-    if (!own.has(step, rank_)) softmax.pass();
     const bool of_peer = own.has(step, 1 - rank_);
     if (of_peer) {
       receive(softmax);

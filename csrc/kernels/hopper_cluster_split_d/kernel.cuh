@@ -42,7 +42,7 @@ __global__ void __launch_bounds__(Config<Params>::threads, 1)
 }
 
 template <class Params>
-struct Kernel : MappedLaunch<Config<Params>> {
+struct Kernel : MappedLaunch<Config<Params>, Config<Params>> {
   static int32_t launch(const autofa_params& call, const autofa_executor&, void* stream) {
     static PersistentLauncher<MappedCall> launcher(&forward<Params>, kRanks);
     return Kernel::launch_tiles(launcher, call, stream);

@@ -42,28 +42,31 @@ class Producer {
       const uint32_t full = memory_.queries_full(consumer);
       mbarrier_wait(memory_.queries_free(consumer), free_parity_ ^ 1);
       mbarrier_arrive_expect(full, C::query_bytes);
-#pragma unroll 1
-      for (int group = 0; group < C::key_groups; ++group) {
-        tma_load(memory_.queries(consumer) + group * C::group_bytes, mapped_.q, full, group * 64,
-                 at_.first_row + consumer * 64, at_.head_q, at_.batch);
-      }
+      load_groups<C::key_groups, C::query_box_groups, C::group_bytes>(
+          memory_.queries(consumer), mapped_.q, full, 0, at_.first_row + consumer * 64, at_.head_q,
+          at_.batch);
     }
     free_parity_ ^= 1;
   }
 
   // Of this block's half of a step.
   __device__ __forceinline__ void load_keys(int step) {
+    const int key = (2 * step + rank_) * kKeysPerHalf;
+    constexpr int whole = C::key_groups / C::groups_per_chunk;
+    constexpr int rest = C::key_groups % C::groups_per_chunk;
 #pragma unroll 1
-    for (int first = 0; first < C::key_groups; first += C::groups_per_chunk) {
-      const int groups = min(C::groups_per_chunk, C::key_groups - first);
-      ring_.write(groups * C::group_bytes, [&](uint32_t target, uint32_t full) {
-#pragma unroll 1
-        for (int group = 0; group < groups; ++group) {
-          tma_load(target + group * C::group_bytes, mapped_.k, full, (first + group) * 64,
-                   (2 * step + rank_) * kKeysPerHalf, at_.head_kv, at_.batch);
-        }
-      });
+    for (int chunk = 0; chunk < whole; ++chunk) {
+      load_key_chunk<C::groups_per_chunk>(chunk * C::groups_per_chunk * 64, key);
     }
+    if constexpr (rest > 0) load_key_chunk<rest>(whole * C::groups_per_chunk * 64, key);
+  }
+
+  template <int Groups>
+  __device__ __forceinline__ void load_key_chunk(int first_column, int key) {
+    ring_.write(Groups * C::group_bytes, [&](uint32_t target, uint32_t full) {
+      load_groups<Groups, C::key_box_groups, C::group_bytes>(target, mapped_.k, full, first_column,
+                                                             key, at_.head_kv, at_.batch);
+    });
   }
 
   // This block's columns of the values of a half.
@@ -72,10 +75,14 @@ class Producer {
     for (int chunk = 0; chunk < C::value_chunks; ++chunk) {
       const int first_key = half * kKeysPerHalf + chunk * C::keys_per_chunk;
       ring_.write(C::value_groups * C::value_group_bytes, [&](uint32_t target, uint32_t full) {
-#pragma unroll 1
-        for (int group = 0; group < C::value_groups; ++group) {
-          tma_load(target + group * C::value_group_bytes, mapped_.v, full,
-                   rank_ * C::columns + group * 64, first_key, at_.head_kv, at_.batch);
+        const auto load = [&](auto groups) {
+          load_groups<C::value_groups, decltype(groups)::value, C::value_group_bytes>(
+              target, mapped_.v, full, rank_ * C::columns, first_key, at_.head_kv, at_.batch);
+        };
+        if (C::value_box_groups > 0 && mapped_.call.head_dim_v % 64 == 0) {
+          load(Constant<C::value_box_groups>());
+        } else {
+          load(Constant<0>());
         }
       });
     }

@@ -33,10 +33,11 @@ __device__ __forceinline__ void mbarrier_arrive_expect(uint32_t barrier, int byt
                : "memory");
 }
 
-// Arrives at a barrier of another thread block of the cluster, by its map_to_rank() address.
+// Arrives at a barrier of another thread block of the cluster, by its map_to_rank() address, once
+// what the thread has read from shared memory is there. To have that block see its writes too, the
+// arrival would have to release at the cluster's scope: a fence of all memory.
 __device__ __forceinline__ void mbarrier_arrive_remote(uint32_t barrier) {
-  asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];\n" ::"r"(barrier)
-               : "memory");
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];\n" ::"r"(barrier) : "memory");
 }
 
 // How often a wait is tried, each time for as long as the hardware sees fit, before the kernel is

@@ -28,4 +28,14 @@ __device__ __forceinline__ void tma_load(uint32_t target, const TensorMap& map, 
       : "memory");
 }
 
+// The same of a tensor of five dimensions.
+__device__ __forceinline__ void tma_load(uint32_t target, const TensorMap& map, uint32_t barrier,
+                                         int x, int y, int z, int v, int w) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%3, %4, %5, %6, %7}], [%2];\n" ::"r"(target),
+      "l"(&map), "r"(barrier), "r"(x), "r"(y), "r"(z), "r"(v), "r"(w)
+      : "memory");
+}
+
 }  // namespace autofa

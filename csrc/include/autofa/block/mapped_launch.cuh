@@ -12,8 +12,14 @@
 
 namespace autofa {
 
-// Queries come in boxes of 64 rows, keys and values in boxes of C::key_box and C::keys_per_chunk.
-template <class C>
+// Each group of 64 columns by itself.
+struct GroupBoxes {
+  static constexpr int query_box_groups = 0, key_box_groups = 0, value_box_groups = 0;
+};
+
+// Queries come in boxes of 64 rows, keys and values in boxes of C::key_box and C::keys_per_chunk;
+// `Boxes` says of how many groups of columns.
+template <class C, class Boxes = GroupBoxes>
 struct MappedLaunch {
   static constexpr int threads = C::threads;
   static constexpr int smem_bytes = C::smem_bytes;
@@ -37,14 +43,15 @@ struct MappedLaunch {
     const autofa_params& call = mapped.call;
     const TensorRows q = {call.q,       call.q_strides, call.batch,
                           call.heads_q, call.seqlen_q,  call.head_dim};
-    if (!make_tensor_map(mapped.q, C::dtype, q, 64)) return false;
+    if (!make_tensor_map(mapped.q, C::dtype, q, 64, Boxes::query_box_groups)) return false;
     if (call.seqlen_k == 0) return true;  // nothing will be loaded
     const TensorRows k = {call.k,        call.k_strides, call.batch,
                           call.heads_kv, call.seqlen_k,  call.head_dim};
     const TensorRows v = {call.v,        call.v_strides, call.batch,
                           call.heads_kv, call.seqlen_k,  call.head_dim_v};
-    return make_tensor_map(mapped.k, C::dtype, k, C::key_box) &&
-           make_tensor_map(mapped.v, C::dtype, v, C::keys_per_chunk);
+    const int value_groups = call.head_dim_v % 64 == 0 ? Boxes::value_box_groups : 0;
+    return make_tensor_map(mapped.k, C::dtype, k, C::key_box, Boxes::key_box_groups) &&
+           make_tensor_map(mapped.v, C::dtype, v, C::keys_per_chunk, value_groups);
   }
 
   static int32_t launch_tiles(PersistentLauncher<MappedCall>& launcher, const autofa_params& call,

@@ -42,22 +42,16 @@ class PairSoftmax {
       }
       top[half] = fmaxf(even, odd) * scale_log2_;
     }
-    pass();
-    if (__any_sync(~0u, top[0] > shift_[0] + slack || top[1] > shift_[1] + slack)) {
+    if (__any_sync(~0u, top[0] > own_[0] + slack || top[1] > own_[1] + slack)) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const float of_row = OnlineSoftmax<1>::over_row(top[half]);
-        if (of_row > shift_[half] + slack) own_[half] = ceilf(of_row);
+        if (of_row > own_[half] + slack) {
+          const float raised = ceilf(of_row);
+          sum_[half] *= exp2_fast(own_[half] - raised);
+          own_[half] = raised;
+        }
       }
-    }
-  }
-
-  // For a step in which this block has no keys.
-  __device__ __forceinline__ void pass() {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      own_[half] = shift_[half];
-      step_sum_[half] = 0.0f;
     }
   }
 
@@ -70,7 +64,7 @@ class PairSoftmax {
       for (int i = 0; i < 4; ++i) {
         float& score = scores[0][n][i];
         score = exp2_fast(fmaf(score, scale_log2_, -own_[i / 2]));
-        step_sum_[i / 2] += score;
+        sum_[i / 2] += score;
       }
     }
   }
@@ -78,8 +72,8 @@ class PairSoftmax {
   // The shift of this block's latest weights.
   __device__ __forceinline__ float own_shift(int half) const { return own_[half]; }
 
-  // Goes on with the larger of this block's shifts and those of the other, and adds this block's
-  // weights to the sums. False if all factors are 1.
+  // Goes on with the larger of this block's shifts and those of the other. False if all factors
+  // are 1.
   __device__ __forceinline__ bool join(const float (&peer)[2], Factors& factors) {
     const float larger[2] = {fmaxf(peer[0], own_[0]), fmaxf(peer[1], own_[1])};
     // Shifts never fall: what equals the old ones on neither side has been raised.
@@ -90,12 +84,9 @@ class PairSoftmax {
         factors.out[half] = exp2_fast(shift_[half] - larger[half]);
         factors.own[half] = exp2_fast(own_[half] - larger[half]);
         factors.peer[half] = exp2_fast(peer[half] - larger[half]);
-        sum_[half] = sum_[half] * factors.out[half] + step_sum_[half] * factors.own[half];
-        shift_[half] = larger[half];
+        sum_[half] *= factors.own[half];
+        shift_[half] = own_[half] = larger[half];
       }
-    } else {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) sum_[half] += step_sum_[half];
     }
     return raised;
   }
@@ -119,10 +110,9 @@ class PairSoftmax {
 
  private:
   float scale_log2_;
-  float shift_[2] = {kNoShift, kNoShift};  // of the sums and the output
-  float own_[2] = {kNoShift, kNoShift};    // of the latest weights
-  float sum_[2] = {0.0f, 0.0f};
-  float step_sum_[2] = {0.0f, 0.0f};  // of the latest weights, in this lane
+  float shift_[2] = {kNoShift, kNoShift};  // of the output
+  float own_[2] = {kNoShift, kNoShift};    // of the latest weights and the sums
+  float sum_[2] = {0.0f, 0.0f};            // of this block's weights, in this lane
 };
 
 // Multiplies the thread's rounded weights, of two rows, each by its row's factor.

@@ -2,6 +2,8 @@
 // still reads there, or does not wait, gets NaNs.
 #pragma once
 
+#include <array>
+
 #include "autofa/arch/mbarrier.cuh"
 #include "cuda_runtime_api.h"
 
@@ -22,33 +24,33 @@ inline void tma_prefetch(const TensorMap& map) { decoded(map); }
 
 // Calls f(offset in the box, in bytes; element of the tensor, null outside of it).
 template <class Function>
-inline void for_each_of_box(const EmulatedTensorMap& map, const int (&at)[4], Function f) {
-  uint32_t offset = 0;
-  for (int w = at[3]; w < at[3] + map.box[3]; ++w) {
-    for (int z = at[2]; z < at[2] + map.box[2]; ++z) {
-      for (int y = at[1]; y < at[1] + map.box[1]; ++y) {
-        for (int x = at[0]; x < at[0] + map.box[0]; ++x, offset += 2) {
-          const int place[4] = {x, y, z, w};
-          const char* element = map.base;
-          for (int i = 0; i < 4 && element != nullptr; ++i) {
-            const bool inside = place[i] >= 0 && static_cast<uint32_t>(place[i]) < map.sizes[i];
-            element = inside ? element + static_cast<uint64_t>(place[i]) * map.strides[i] : nullptr;
-          }
-          f(offset, element);
-        }
+inline void for_each_of_box(const EmulatedTensorMap& map, const std::array<int, 5>& at,
+                            Function f) {
+  const int count = map.box[0] * map.box[1] * map.box[2] * map.box[3] * map.box[4];
+  for (int i = 0; i < count; ++i) {
+    const char* element = map.base;
+    int left = i;
+    for (int d = 0; d < 5; left /= map.box[d++]) {
+      const int place = at[d] + left % map.box[d];
+      const bool inside = place >= 0 && static_cast<uint32_t>(place) < map.sizes[d];
+      if (!inside || element == nullptr) {
+        element = nullptr;
+      } else {
+        element += static_cast<uint64_t>(place) * map.strides[d];
       }
     }
+    f(static_cast<uint32_t>(i) * 2, element);
   }
 }
 
 // The 16-byte chunks of 128 bytes change places with the lowest bits of the 128 bytes' number.
 inline uint32_t swizzled_128(uint32_t address) { return address ^ (address >> 7 & 7) << 4; }
 
-inline void tma_load(uint32_t target, const TensorMap& map, uint32_t barrier, int x, int y, int z,
-                     int w) {
+inline void tma_load_at(uint32_t target, const TensorMap& map, uint32_t barrier, int rank,
+                        const std::array<int, 5>& at) {
   const EmulatedTensorMap made = decoded(map);
-  const int at[4] = {x, y, z, w};
-  const int bytes = made.box[0] * made.box[1] * made.box[2] * made.box[3] * 2;
+  if (made.rank != rank) emulator::fail("a copy of other dimensions than its map");
+  const int bytes = made.box[0] * made.box[1] * made.box[2] * made.box[3] * made.box[4] * 2;
   if ((target & 0xffffff) % (made.swizzled ? 1024 : 128) != 0) {
     emulator::fail("a TMA target that is not aligned");
   }
@@ -74,6 +76,15 @@ inline void tma_load(uint32_t target, const TensorMap& map, uint32_t barrier, in
     });
     return bytes;
   });
+}
+
+inline void tma_load(uint32_t target, const TensorMap& map, uint32_t barrier, int x, int y, int z,
+                     int w) {
+  tma_load_at(target, map, barrier, 4, {x, y, z, w, 0});
+}
+inline void tma_load(uint32_t target, const TensorMap& map, uint32_t barrier, int x, int y, int z,
+                     int v, int w) {
+  tma_load_at(target, map, barrier, 5, {x, y, z, v, w});
 }
 
 }  // namespace autofa

@@ -30,30 +30,39 @@ def check(text: str, folder: Path, *cases: Case) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "d64-m128n64-v64-c1x1-s12-p1-w2-h4-f16-causal_lower_right",
-        "d72-m192n96-v96-c1x1-s6-p1-w1-h4-bf16-causal",
+        "d64-m128n64-v64-c1-s12-w2-h4-f16-causal_lower_right",
+        "d72-m192n96-v96-c1-s6-w1-h4-bf16-causal",
     ],
 )
 def test_persistent_blocks_on_the_emulator(text: str, tmp_path: Path) -> None:
     check(text, tmp_path, MANY_TILES, BEFORE_THE_KEYS)
 
 
+@pytest.mark.parametrize("mask", ["none", "causal"])
+def test_one_consumer_for_small_grids_on_the_emulator(mask: str, tmp_path: Path) -> None:
+    problem = Problem("f16", 1, 4, 4, 512, 512, 48, 48, mask)
+    variant = FAMILY.default_variant(problem, H200)
+    assert variant is not None
+    assert variant.params.block_m == 64
+    cuda_variants.check_emulated(variant, tmp_path, MANY_TILES, BEFORE_THE_KEYS)
+
+
 def test_value_head_dims_of_their_own_on_the_emulator(tmp_path: Path) -> None:
     cases = [replace(case, head_dim_v=24) for case in CASES if case.name in ("ragged", "no keys")]
-    check("d136-m128n128-v32-c2x1-s4-p1-w2-h1-f16-none", tmp_path, *cases)
+    check("d136-m128n128-v32-c1-s3-w2-h1-f16-none", tmp_path, *cases)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "text",
     [
-        "d256-m128n64-v256-c2x2-s9-p1-w2-h4-bf16-causal_lower_right",
-        "d256-m128n96-v256-c2x2-s6-p2-w1-h1-f16-none",
-        "d192-m128n96-v192-c2x2-s6-p2-w2-h4-f16-causal",
-        "d128-m128n176-v128-c1x1-s4-p1-w1-h8-bf16-causal",
-        "d128-m128n128-v128-c1x1-s6-p1-w2-h1-f16-none",
-        "d64-m192n80-v64-c1x1-s12-p1-w2-h8-f16-causal",
-        "d40-m192n96-v64-c1x1-s12-p1-w1-h1-bf16-none",
+        "d256-m128n64-v256-c2-s9-w2-h4-bf16-causal_lower_right",
+        "d256-m128n96-v256-c2-s6-w1-h1-f16-none",
+        "d192-m128n96-v192-c2-s6-w2-h4-f16-causal",
+        "d128-m128n176-v128-c1-s4-w1-h8-bf16-causal",
+        "d128-m128n128-v128-c1-s6-w2-h1-f16-none",
+        "d64-m192n80-v64-c1-s12-w2-h8-f16-causal",
+        "d40-m192n96-v64-c1-s12-w1-h1-bf16-none",
     ],
 )
 def test_more_are_right_on_the_emulator(text: str, tmp_path: Path) -> None:
@@ -73,7 +82,7 @@ def test_never_answers_unmeasured() -> None:
 
 
 def test_refuses_other_value_head_dims_than_its_columns() -> None:
-    variant = cuda_variants.named(FAMILY, "d64-m192n96-v64-c1x1-s12-p1-w1-h1-bf16-none", H200)
+    variant = cuda_variants.named(FAMILY, "d64-m192n96-v64-c1-s12-w1-h1-bf16-none", H200)
     equal = Problem("bf16", 1, 8, 8, 4096, 4096, 64, 64)
     assert variant.refusal(equal, H200) is None
     assert variant.refusal(replace(equal, head_dim_v=40), H200) is None

@@ -11,7 +11,7 @@ from autofa.problem import Problem
 
 ROW_BYTES = 128  # of 64 columns in 16 bits: what TMA swizzles, and a product reads, as one
 BARRIER_BYTES = 8
-_HEADS = (1, 4, 8, 16)
+HEADS = (1, 4, 8, 16)
 
 
 def groups(columns: int) -> int:
@@ -37,14 +37,14 @@ def stages(values: tuple[int, ...]) -> Param:
 
 
 def heads() -> Param:
-    return Param("heads", _HEADS, "h{}", about="heads whose tiles are taken together")
+    return Param("heads", HEADS, "h{}", about="heads whose tiles are taken together")
 
 
 def default_heads(problem: Problem) -> int:
     """8 where a causal mask leaves tiles of unequal length, as far as there are so many."""
     if not problem.causal:
         return 1
-    return max(h for h in _HEADS if h <= min(8, problem.batch * problem.heads_q))
+    return max(h for h in HEADS if h <= min(8, problem.batch * problem.heads_q))
 
 
 def heads_in_turn() -> Constraint:

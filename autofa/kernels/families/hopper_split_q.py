@@ -16,10 +16,12 @@ from autofa.problem import Problem
 _STAGES = (2, 3, 4, 6, 9, 12)
 # What a consumer's thread has, by the number of consumers; and what of it is for row statistics,
 # descriptors and addresses: with less left for them, variants spilled 8 to 180 bytes as compiled.
-_REGISTERS = {2: 240, 3: 160}
+_REGISTERS = {1: 240, 2: 240, 3: 160}
 _OTHER_REGISTERS = 38
 # Of the tensor cores, for a chunk: an m64nNk16 takes N / 2.
 _CHUNK_CYCLES = 256
+# What of the L2 the keys and values of the heads in turn may take.
+_L2_BYTES = 40 << 20
 
 
 def _consumers(p: Params) -> int:
@@ -32,12 +34,12 @@ def _threads(p: Params, problem: Problem) -> int:
 
 
 def _groups_per_chunk(p: Params, problem: Problem) -> int:
-    return -(-hopper.groups(problem.head_dim) // int(p.key_chunks))
+    return -(-hopper.groups(problem.head_dim) // int(p.chunks))
 
 
 def _stage_bytes(p: Params, problem: Problem) -> int:
     keys = int(p.block_n) * _groups_per_chunk(p, problem)
-    values = int(p.block_n) // int(p.value_chunks) * hopper.groups(int(p.columns_v))
+    values = int(p.block_n) // int(p.chunks) * hopper.groups(int(p.columns_v))
     return hopper.ROW_BYTES * max(keys, values)
 
 
@@ -67,36 +69,42 @@ def _registers(p: Params) -> int:
 
 def _chunks_are_whole(p: Params, problem: Problem) -> bool:
     groups = hopper.groups(problem.head_dim)
-    no_key_chunk_empty = (int(p.key_chunks) - 1) * _groups_per_chunk(p, problem) < groups
-    return no_key_chunk_empty and p.block_n % (16 * p.value_chunks) == 0
+    no_key_chunk_empty = (int(p.chunks) - 1) * _groups_per_chunk(p, problem) < groups
+    return no_key_chunk_empty and p.block_n % (16 * p.chunks) == 0
 
 
 def _chunks_are_long(p: Params, problem: Problem) -> bool:
     steps = min(4 * _groups_per_chunk(p, problem), -(-problem.head_dim // 16))
     key_cycles = steps * int(p.block_n) // 2
-    value_cycles = int(p.block_n) // int(p.value_chunks) // 16 * int(p.columns_v) // 2
-    return (p.key_chunks == 1 or key_cycles >= _CHUNK_CYCLES) and (
-        p.value_chunks == 1 or value_cycles >= _CHUNK_CYCLES
-    )
+    value_cycles = int(p.block_n) // int(p.chunks) // 16 * int(p.columns_v) // 2
+    return p.chunks == 1 or min(key_cycles, value_cycles) >= _CHUNK_CYCLES
+
+
+def _tiles(problem: Problem, rows: int) -> int:
+    return problem.batch * problem.heads_q * -(-problem.seqlen_q // rows)
+
+
+def _heads(problem: Problem) -> int:
+    """As many as have their keys and values in L2."""
+    columns = problem.head_dim + problem.head_dim_v
+    of_head = 2 * problem.seqlen_k * columns * problem.heads_kv // problem.heads_q
+    most = min(_L2_BYTES // max(1, of_head), problem.batch * problem.heads_q)
+    return max(h for h in hopper.HEADS if h <= max(1, most))
 
 
 def _default(problem: Problem, limits: Limits) -> dict[str, Value]:
-    """Whole tiles as chunks where four of them fit, else halves."""
+    """Whole tiles as chunks, and as many keys as the registers allow."""
     wider = max(problem.head_dim, problem.head_dim_v)
-    block_m, block_n = next(
-        tile
-        for last, tile in ((64, (192, 96)), (128, (128, 128)), (192, (128, 96)), (256, (128, 64)))
-        if wider <= last
+    block_n, weight_sets = next(
+        tile for last, tile in ((128, (128, 2)), (192, (96, 2)), (256, (80, 1))) if wider <= last
     )
     p = Params(
-        block_m=block_m,
+        block_m=64 if _tiles(problem, 128) <= limits.units // 2 else 128,
         block_n=block_n,
         columns_v=mma.columns(problem.head_dim_v, 32),
-        key_chunks=2 if problem.head_dim > 192 else 1,
-        value_chunks=2 if problem.head_dim_v > 192 else 1,
-        softmax_parts=1,
-        weight_sets=1 if block_m == 192 else 2,
-        heads=hopper.default_heads(problem),
+        chunks=1,
+        weight_sets=weight_sets,
+        heads=_heads(problem) if problem.causal else 1,
     )
     p.stages = _stages(p, problem, limits)
     return dict(vars(p))
@@ -110,19 +118,29 @@ FAMILY = KernelFamily(
     entry="kernel.cuh",
     domain=hopper.domain(8, 256),
     params=(
-        mma.block_m(128, 192),
+        mma.block_m(64, 128, 192),
         mma.block_n(64, 80, 96, 128, 144, 160, 176),
         Param("columns_v", tuple(range(32, 257, 32)), "v{}", about="the value head dim, filled up"),
-        Param("key_chunks", (1, 2), "c{}", about="chunks of a tile of keys, along the head dim"),
-        Param("value_chunks", (1, 2), "x{}", joined=True, about="chunks of a tile of values"),
+        Param("chunks", (1, 2), "c{}", about="of a tile: of keys along the head dim"),
         hopper.stages(_STAGES),
-        Param("softmax_parts", (1, 2), "p{}", about="value chunks that the softmax runs beside"),
         Param("weight_sets", (1, 2), "w{}", about="2: the next weights do not wait for the output"),
         hopper.heads(),
     ),
     constraints=(
         hopper.value_columns(32),
         hopper.heads_in_turn(),
+        Constraint(
+            "heads in L2",
+            "the heads in turn are about as many as have their keys and values in L2",
+            lambda p, problem, limits: (
+                not problem.causal or _heads(problem) <= 4 * p.heads <= 16 * _heads(problem)
+            ),
+        ),
+        Constraint(
+            "small grid",
+            "one consumer is for so few rows that not every SM has two of 64",
+            lambda p, problem, limits: p.block_m > 64 or _tiles(problem, 128) < limits.units,
+        ),
         Constraint(
             "chunks",
             "chunks are of whole 64-column groups of keys and of whole 16-key squares of values",
@@ -132,11 +150,6 @@ FAMILY = KernelFamily(
             "chunk size",
             "a chunk is to keep the tensor cores busy for 256 cycles, or be a whole tile",
             lambda p, problem, limits: _chunks_are_long(p, problem),
-        ),
-        Constraint(
-            "softmax parts",
-            "each part of the softmax runs beside a chunk of values of its own",
-            lambda p, problem, limits: p.softmax_parts <= p.value_chunks,
         ),
         Constraint(
             "registers",

@@ -24,33 +24,30 @@ struct Config {
   static constexpr int block_m = Params::block_m;
   static constexpr int block_n = Params::block_n;
   static constexpr int columns_v = Params::columns_v;  // the value head dim, filled up
-  static constexpr int key_chunks = Params::key_chunks;
-  static constexpr int value_chunks = Params::value_chunks;
-  static constexpr int softmax_parts = Params::softmax_parts;
+  static constexpr int chunks = Params::chunks;        // of a tile of keys, and of one of values
   static constexpr int weight_sets = Params::weight_sets;
 
   static constexpr int consumers = block_m / 64;                 // warpgroups of 64 rows
   static constexpr bool counted = causal != AUTOFA_CAUSAL_NONE;  // tiles, as they are taken
   static constexpr int threads = kWarpgroupThreads * (consumers + 1);
   // The SM's 64 Ki registers, as setmaxnreg shares them out.
-  static constexpr int consumer_registers = consumers == 2 ? 240 : 160;
+  static constexpr int consumer_registers = consumers == 3 ? 160 : 240;
   static constexpr int producer_registers = 32;
 
   static_assert(mask == AUTOFA_MASK_NONE, "explicit masks are for other families");
-  static_assert(block_m % 64 == 0 && consumers >= 2 && consumers <= 3, "rows of warpgroups");
+  static_assert(block_m % 64 == 0 && consumers >= 1 && consumers <= 3, "rows of warpgroups");
   static_assert(head_dim % 8 == 0 && head_dim <= 256, "one wgmma has at most 256 columns");
   static_assert(columns_v % 32 == 0 && columns_v <= 256, "lanes store one tile in four");
-  static_assert(block_n % (16 * value_chunks) == 0, "p v consumes 16 keys at a time");
+  static_assert(block_n % (16 * chunks) == 0, "p v consumes 16 keys at a time");
   static_assert(weight_sets == 1 || weight_sets == 2, "this tile's weights, and the next one's");
-  static_assert(softmax_parts >= 1 && softmax_parts <= value_chunks, "one gap for each part");
 
   // Groups of 64 columns, as TMA writes and wgmma reads them.
   static constexpr int key_groups = (head_dim + 63) / 64;
   static constexpr int value_groups = (columns_v + 63) / 64;
-  static constexpr int groups_per_chunk = (key_groups + key_chunks - 1) / key_chunks;
-  static_assert((key_chunks - 1) * groups_per_chunk < key_groups, "no chunk of keys is empty");
-  static constexpr int keys_per_chunk = block_n / value_chunks;  // of a chunk of values
-  static constexpr int key_box = block_n;                        // keys that one copy brings
+  static constexpr int groups_per_chunk = (key_groups + chunks - 1) / chunks;
+  static_assert((chunks - 1) * groups_per_chunk < key_groups, "no chunk of keys is empty");
+  static constexpr int keys_per_chunk = block_n / chunks;  // of a chunk of values
+  static constexpr int key_box = block_n;                  // keys that one copy brings
 
   static constexpr int query_group_bytes = 64 * kSwizzledRowBytes;
   static constexpr int key_group_bytes = block_n * kSwizzledRowBytes;

@@ -62,7 +62,7 @@ class Consumer {
         store(softmax, mask, at, first_row, own.end);
       } else {
         if (of_block.end > 0) release_queries();
-        ring_.skip(of_block.end * (C::key_chunks + C::value_chunks));
+        ring_.skip(of_block.end * 2 * C::chunks);
         store_rows_without_keys(call_, at, first_row, 0, static_cast<int>(call_.head_dim_v), true);
       }
     }
@@ -78,8 +78,8 @@ class Consumer {
     if (tiles.end == 1) release_queries();
     hide(mask, tiles, row, 0);
     softmax.fit(scores_[0], owed_);
-    RowSoftmax::Sums sums = {};
-    weigh<0, 1>(softmax, sums, weights_[0]);
+    RowSoftmax::Sums sums;
+    weigh(softmax, sums, weights_[0]);
     if constexpr (C::weight_sets == 1) pack(weights_[0]);
     softmax.add(sums);
     owed_[0] = owed_[1] = 1.0f;  // there is no output yet
@@ -116,10 +116,8 @@ class Consumer {
                                        const Weights& weights, Weights& next) {
     multiply_keys(tile > 0);
     if constexpr (C::weight_sets == 2) settle();
-    RowSoftmax::Sums sums = {};
-    for_each_chunk<C::value_chunks>([&](auto index) {
+    for_each_chunk<C::chunks>([&](auto index) {
       constexpr int chunk = decltype(index)::value;
-      constexpr int part = chunk - (C::value_chunks - C::softmax_parts);
       multiply_values<chunk>(weights, tile > 0);
       wgmma_wait<1>();
       ring_.release();
@@ -127,24 +125,21 @@ class Consumer {
         wgmma_landed(scores_[0]);
         if (tile + 2 == tiles.end) release_queries();
       }
-      if constexpr (part == 0) {
-        hide(mask, tiles, row, tile + 1);
-        if constexpr (C::weight_sets == 1) softmax.fit(scores_[0], owed_);
-      }
-      if constexpr (C::weight_sets == 1 && part >= 0) {
-        weigh<part, C::softmax_parts>(softmax, sums, next);
-      }
     });
+    hide(mask, tiles, row, tile + 1);
     if constexpr (C::weight_sets == 2) {
+      RowSoftmax::Sums sums;
 #pragma unroll 1
-      for (int again = 0; again < 2; ++again) {
-        sums[0] = sums[1] = sums[2] = sums[3] = 0.0f;
-        weigh<0, 1>(softmax, sums, next);
+      for (int round = 0; round < 2; ++round) {
+        weigh(softmax, sums, next);
         if (!softmax.unfit(sums)) break;
         softmax.fit(scores_[0], owed_);
       }
       softmax.add(sums);
     } else {
+      softmax.fit(scores_[0], owed_);
+      RowSoftmax::Sums sums;
+      weigh(softmax, sums, next);
       softmax.add(sums);
       // Never so; but a branch on the sums keeps the exponentials on this side of the wait, beside
       // the product that they are to hide behind. ptxas moves all of them beyond it otherwise.
@@ -163,8 +158,8 @@ class Consumer {
       if (tiles > 1) ring_.release();
       settle();
     }
-    if (others > 0) ring_.skip(C::key_chunks);  // of the next tile: they come before these values
-    for_each_chunk<C::value_chunks>([&](auto index) {
+    if (others > 0) ring_.skip(C::chunks);  // of the next tile: they come before these values
+    for_each_chunk<C::chunks>([&](auto index) {
       constexpr int chunk = decltype(index)::value;
       multiply_values<chunk>(weights, tiles > 1);
       if constexpr (chunk > 0) {
@@ -175,13 +170,13 @@ class Consumer {
     wgmma_wait<0>();
     ring_.release();
     wgmma_landed(out_);
-    if (others > 0) ring_.skip(others * (C::key_chunks + C::value_chunks) - C::key_chunks);
+    if (others > 0) ring_.skip(others * 2 * C::chunks - C::chunks);
   }
 
   // scores = q k^T of the next tile, of which the last chunk stays under way. With two sets of
   // weights a chunk of values may still be when it begins, which is done when it ends.
   __device__ __forceinline__ void multiply_keys(bool values_under_way) {
-    for_each_chunk<C::key_chunks>([&](auto index) {
+    for_each_chunk<C::chunks>([&](auto index) {
       constexpr int chunk = decltype(index)::value;
       constexpr int all = (C::head_dim + 15) / 16, most = C::groups_per_chunk * 4;
       constexpr int first = chunk * most;  // in steps of 16 columns
@@ -211,13 +206,13 @@ class Consumer {
     if (tile >= tiles.first_masked) mask.apply(scores_, row, tile * C::block_n);
   }
 
-  // Weights of a part of the tile: with two sets into `next`, rounded, while the scores stay; with
-  // one in place of the scores, to be rounded once no product under way reads the set.
-  template <int Part, int Parts>
+  // The tile's weights: with two sets into `next`, rounded, while the scores stay; with one in
+  // place of the scores, to be rounded once no product under way reads the set.
   __device__ __forceinline__ void weigh(const RowSoftmax& softmax, RowSoftmax::Sums& sums,
                                         Weights& next) {
+    sums[0] = sums[1] = sums[2] = sums[3] = 0.0f;
 #pragma unroll
-    for (int n = 2 * (squares * Part / Parts); n < 2 * (squares * (Part + 1) / Parts); ++n) {
+    for (int n = 0; n < 2 * squares; ++n) {
       float weights[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {

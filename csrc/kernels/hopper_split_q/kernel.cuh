@@ -1,5 +1,5 @@
 // FlashAttention on Hopper's wgmma and TMA, warp-specialised (Shah et al. 2024): a producer warp
-// keeps a ring of key and value chunks filled, two or three consumer warpgroups own 64 query rows
+// keeps a ring of key and value chunks filled, up to three consumer warpgroups own 64 query rows
 // each. Thread blocks are persistent. A chunk is the unit of the ring, not a tile: many small
 // buffers hide more latency in the same shared memory.
 #pragma once
@@ -27,10 +27,10 @@ __global__ void __launch_bounds__(Config<Params>::threads, 1)
 
   const int group = warpgroup_index();
   if (group == C::consumers) {
-    release_registers<C::producer_registers>();
+    if constexpr (C::consumers > 1) release_registers<C::producer_registers>();
     if (threadIdx.x == C::consumers * kWarpgroupThreads) Producer<C>(mapped, memory).run();
   } else {
-    take_registers<C::consumer_registers>();
+    if constexpr (C::consumers > 1) take_registers<C::consumer_registers>();
     Consumer<C>(mapped, memory, group).run();
   }
 }

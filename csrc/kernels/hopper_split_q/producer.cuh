@@ -82,7 +82,7 @@ class Producer {
 
   __device__ __forceinline__ void load_values(int tile) {
 #pragma unroll 1
-    for (int chunk = 0; chunk < C::value_chunks; ++chunk) {
+    for (int chunk = 0; chunk < C::chunks; ++chunk) {
       const int first_key = tile * C::block_n + chunk * C::keys_per_chunk;
       ring_.write(C::value_groups * C::value_group_bytes, [&](uint32_t target, uint32_t full) {
 #pragma unroll 1

@@ -26,8 +26,10 @@ __device__ __forceinline__ void multiply_key_chunk(float (&scores)[Blocks][4], u
   wgmma_commit();
 }
 
-// out (+)= p v over the keys of one chunk, 16 by 16, whose weights begin with square First.
-template <class Element, int First, int Count, int GroupBytes, int Blocks, int Squares>
+// out (+)= p v over the keys of one chunk, 16 by 16, whose weights begin with square First. Each 16
+// keys lie StepBytes after the 16 before them.
+template <class Element, int First, int Count, int GroupBytes, int StepBytes = kK16BytesAcross,
+          int Blocks, int Squares>
 __device__ __forceinline__ void multiply_value_chunk(float (&out)[Blocks][4],
                                                      const uint32_t (&weights)[Squares][4],
                                                      uint32_t values, bool accumulate) {
@@ -35,7 +37,7 @@ __device__ __forceinline__ void multiply_value_chunk(float (&out)[Blocks][4],
   wgmma_fence();
 #pragma unroll
   for (int step = 0; step < Count; ++step) {
-    wgmma_registers<Element, Major::mn>(out, weights[First + step], right + step * kK16BytesAcross,
+    wgmma_registers<Element, Major::mn>(out, weights[First + step], right + step * StepBytes,
                                         step > 0 || accumulate);
   }
   wgmma_commit();

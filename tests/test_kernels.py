@@ -25,7 +25,9 @@ FAMILIES = pytest.mark.parametrize("family", REGISTRY.families, ids=lambda f: f.
 
 
 def problems(family: KernelFamily) -> list[Problem]:
-    head_dims = [d for d in (1, 16, 20, 64, 80, 128, 256, 512) if d in family.domain.head_dims]
+    head_dims = [
+        d for d in (1, 16, 20, 64, 80, 128, 256, 512, 1024) if d in family.domain.head_dims
+    ]
     return [
         replace(parse_shape(f"{shape},{d}", dtype=dtype, mask=mask), device=family.domain.device)
         for shape in ("2,4/2,100/90", "2,4/2,1/90")

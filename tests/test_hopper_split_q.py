@@ -57,11 +57,11 @@ def test_value_head_dims_of_their_own_on_the_emulator(tmp_path: Path) -> None:
     "text",
     [
         "d256-m128n64-v256-c2-s9-w2-h4-bf16-causal_lower_right",
-        "d256-m128n96-v256-c2-s6-w1-h1-f16-none",
+        "d256-m128n80-v256-c1-s4-w1-h1-f16-none",
         "d192-m128n96-v192-c2-s6-w2-h4-f16-causal",
         "d128-m128n176-v128-c1-s4-w1-h8-bf16-causal",
         "d128-m128n128-v128-c1-s6-w2-h1-f16-none",
-        "d64-m192n80-v64-c1-s12-w2-h8-f16-causal",
+        "d64-m192n96-v64-c1-s12-w1-h8-f16-causal",
         "d40-m192n96-v64-c1-s12-w1-h1-bf16-none",
     ],
 )

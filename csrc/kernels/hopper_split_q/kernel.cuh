@@ -39,8 +39,16 @@ template <class Params>
 struct Kernel : MappedLaunch<Config<Params>> {
   using C = Config<Params>;
 
-  // Where there are tiles of unequal length: a counter of those that are taken.
-  static int64_t workspace_bytes(const autofa_params&) { return C::counted ? sizeof(unsigned) : 0; }
+  // A counter of tiles that are taken, where they differ in length and a block gets several.
+  static int64_t workspace_bytes(const autofa_params& call) {
+    int blocks = 0;
+    if (!C::counted || (cudaDeviceGetAttribute(&blocks, cudaDevAttrMultiProcessorCount,
+                                               call.device_index) == cudaSuccess &&
+                        C::Queue::count(call) <= blocks)) {
+      return 0;
+    }
+    return sizeof(unsigned);
+  }
 
   static int32_t launch(const autofa_params& call, const autofa_executor&, void* stream) {
     static PersistentLauncher<MappedCall> launcher(&forward<Params>);

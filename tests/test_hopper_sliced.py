@@ -33,21 +33,21 @@ def check(text: str, folder: Path, *cases: Case) -> None:
 
 def test_slices_on_the_emulator(tmp_path: Path) -> None:
     cases = [case for case in (*CASES, *SHAPES) if case.name in ("ragged", "many tiles")]
-    check("d520-m128n64-v640-c3-s4-e1-h4-bf16-causal", tmp_path, *cases)
+    check("d520-m128n64-v640-c3-s4-e1-l1-h4-bf16-causal", tmp_path, *cases)
 
 
 def test_value_head_dims_of_their_own_on_the_emulator(tmp_path: Path) -> None:
     cases = [replace(CASES[2], head_dim_v=dim) for dim in (520, 640)]
-    check("d768-m128n64-v640-c3-s4-e0-h1-f16-none", tmp_path, *cases)
+    check("d768-m128n64-v640-c3-s3-e0-l2-h1-f16-none", tmp_path, *cases)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "text",
     [
-        "d1024-m128n64-v1024-c2-s5-e0-h4-bf16-causal_lower_right",
-        "d1024-m128n64-v1024-c2-s5-e1-h1-f16-none",
-        "d576-m128n64-v640-c2-s6-e0-h8-f16-causal",
+        "d1024-m128n64-v1024-c2-s4-e0-l2-h4-bf16-causal_lower_right",
+        "d1024-m128n64-v1024-c2-s5-e1-l1-h1-f16-none",
+        "d576-m128n64-v640-c2-s5-e0-l2-h8-f16-causal",
     ],
 )
 def test_more_are_right_on_the_emulator(text: str, tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ def test_has_defaults_for_every_head_dim(head_dim: int) -> None:
 @pytest.mark.nvcc
 def test_defaults_compile_to_asynchronous_products(here: Settings) -> None:
     """Without the serialization that a build takes for an error. A causal mask at 1024 columns
-    spills addresses that a tile needs once."""
+    spills what a tile needs once, and nothing that its steps need."""
     wanted = []
     for head_dim, mask in ((576, "none"), (768, "causal_lower_right"), (1024, "causal")):
         problem = Problem("bf16", 1, 16, 16, 8192, 8192, head_dim, head_dim, mask)
@@ -89,4 +89,4 @@ def test_defaults_compile_to_asynchronous_products(here: Settings) -> None:
     for done in compiler.build(wanted, here, jobs=2):
         assert done.status == "ok", done.message
         assert done.usage is not None
-        assert done.usage.spill_bytes <= 160, done.variant.slug
+        assert done.usage.spill_bytes <= 200, done.variant.slug

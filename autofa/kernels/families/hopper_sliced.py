@@ -26,22 +26,25 @@ def _stage_bytes(p: Params) -> int:
     return hopper.ROW_BYTES * max(64 * int(p.key_groups), values)
 
 
-def _fixed_bytes(problem: Problem) -> int:
-    """For each warpgroup its queries, two buffers for scores, weights and row maxima of each other
-    block, their row sums, its own weights, and seven barriers."""
+def _fixed_bytes(p: Params, problem: Problem) -> int:
+    """For each warpgroup its queries; of each other block two buffers for scores, some for weights
+    and row maxima, and its row sums; its own weights; and the barriers of them all."""
     queries = 64 * hopper.ROW_BYTES * hopper.groups(_slice(problem))
-    message = 64 * 16 * 4 + 64 * 16 * 2 + 64 * 4
-    exchange = (_RANKS - 1) * (2 * message + 64 * 4) + 64 * 16 * 2
-    return 2 * (queries + exchange + 7 * hopper.BARRIER_BYTES)
+    scores, weights, rows = 64 * 16 * 4, 64 * 16 * 2, 64 * 4
+    sets = int(p.lag) + 1
+    others = 2 * scores + sets * (weights + rows) + rows
+    exchange = (_RANKS - 1) * others + int(p.lag) * weights
+    return 2 * (queries + exchange + (5 + sets) * hopper.BARRIER_BYTES)
 
 
 def _smem_bytes(p: Params, problem: Problem) -> int:
-    return _fixed_bytes(problem) + int(p.stages) * (_stage_bytes(p) + 2 * hopper.BARRIER_BYTES)
+    return _fixed_bytes(p, problem) + int(p.stages) * (_stage_bytes(p) + 2 * hopper.BARRIER_BYTES)
 
 
 def _stages(p: Params, problem: Problem, limits: Limits) -> int:
     """The deepest ring that fits; 0 if none does."""
-    return hopper.deepest(_STAGES, limits.smem_per_block - _fixed_bytes(problem), _stage_bytes(p))
+    free = limits.smem_per_block - _fixed_bytes(p, problem)
+    return hopper.deepest(_STAGES, free, _stage_bytes(p))
 
 
 def _groups_fit(p: Params, problem: Problem) -> bool:
@@ -58,6 +61,7 @@ def _default(problem: Problem, limits: Limits) -> dict[str, Value]:
         key_groups=2,
         stages=0,
         early=0,
+        lag=1,
         heads=hopper.default_heads(problem),
     )
     p.stages = _stages(p, problem, limits)
@@ -80,6 +84,7 @@ FAMILY = KernelFamily(
         Param(
             "early", (0, 1), "e{}", about="1: softmax beside the first chunk of values, 0: the last"
         ),
+        Param("lag", (1, 2), "l{}", about="steps between weights and their use"),
         hopper.heads(),
     ),
     constraints=(

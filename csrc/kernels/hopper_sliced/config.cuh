@@ -30,6 +30,7 @@ struct Config {
   static constexpr int columns_v = Params::columns_v;  // the value head dim, filled up
   static constexpr int groups_per_chunk = Params::key_groups;
   static constexpr bool early = Params::early;
+  static constexpr int lag = Params::lag;    // steps between weights and their use
   static constexpr int key_box = block_n;    // keys that one copy brings
   static constexpr int keys_per_chunk = 16;  // and values
 
@@ -71,7 +72,7 @@ struct Config {
   using Mask = KeyMask<causal, mask>;
   using Ring = ChunkRing<Params::stages, stage_bytes>;
   using Queue = TileQueue<block_m, Params::heads>;
-  using Exchange = SliceExchange<kRanks>;
+  using Exchange = SliceExchange<kRanks, lag>;
   static constexpr int smem_bytes =
       kConsumers * (query_bytes + Exchange::bytes + Exchange::barrier_bytes) + Ring::bytes +
       Ring::barrier_bytes + 2 * kConsumers * kMbarrierBytes;

@@ -2,8 +2,9 @@
 // the cluster's other blocks, with its slice's share of the scores, its keys' weights and its
 // columns of the output in registers.
 //
-// A step takes 16 keys for each block. Its scores are sent two steps ahead of its output, and its
-// weights one, so that what comes from the others has the products of a step to arrive in.
+// A step takes 16 keys for each block. Its weights are sent `lag` steps before its output is
+// multiplied out, and its scores one more, so that what comes from the others has the products of
+// those steps to arrive in.
 #pragma once
 
 #include "autofa/block/chunk_products.cuh"
@@ -19,6 +20,7 @@ namespace autofa::hopper_sliced {
 template <class C>
 class Consumer {
   using Element = typename C::Element;
+  static constexpr int ahead = C::lag + 1;  // steps between scores and their use
 
  public:
   __device__ __forceinline__ Consumer(const MappedCall& mapped, const Memory<C>& memory, int index,
@@ -58,7 +60,7 @@ class Consumer {
         }
       } else {
         if (loaded > 0) release_queries();
-        ring_.skip(min(loaded, 2) * C::key_chunks);
+        ring_.skip(min(loaded, ahead) * C::key_chunks);
         skip_steps(loaded, 0);
         store_rows_without_keys(call_, at, first_row, first_column(), end_column(), rank_ == 0);
       }
@@ -73,22 +75,26 @@ class Consumer {
 
   __device__ __forceinline__ void attend(PairSoftmax& softmax, const typename C::Mask& mask,
                                          const KeyTiles& tiles, int loaded, int row) {
-    multiply_keys(false);
-    send_scores(0);
-    if (tiles.end == 1) {
-      release_queries();
-      if (loaded > 1) ring_.skip(C::key_chunks);
-      weigh(softmax, mask, tiles, row, 0);
-    } else {
-      weigh(softmax, mask, tiles, row, 0);
+    const int first = min(tiles.end, ahead);
+#pragma unroll 1
+    for (int next = 0; next < first; ++next) {
       multiply_keys(false);
-      send_scores(1);
-      if (tiles.end == 2) release_queries();
+      if (next > 0) weigh(softmax, mask, tiles, row, next - 1);
+      wgmma_wait<0>();
+      ring_.release();
+      wgmma_landed(scores_);
+      exchange_.send_scores(next, scores_, own_scores_[0]);
+    }
+    if (tiles.end <= ahead) release_queries();
+    if (tiles.end < ahead) {
+      ring_.skip((min(loaded, ahead) - tiles.end) * C::key_chunks);
+      weigh(softmax, mask, tiles, row, tiles.end - 1);
+      if (tiles.end < C::lag) used_next();
     }
 
     int at = 0;
 #pragma unroll 1
-    for (; at + 2 < tiles.end; ++at) step(softmax, mask, tiles, row, at);
+    for (; at + ahead < tiles.end; ++at) step(softmax, mask, tiles, row, at);
     wgmma_wait<0>();
     if (at > 0) ring_.release();
 #pragma unroll 1
@@ -97,8 +103,8 @@ class Consumer {
     skip_steps(loaded, at);
   }
 
-  // The scores of the step after the next one, the weights of the next one, and the output of this
-  // one. Without a branch around products: ptxas would not let them overlap with anything then.
+  // Scores and weights of later steps, and the output of this one. Without a branch around
+  // products: ptxas would not let them overlap with anything then.
   __device__ __forceinline__ void step(PairSoftmax& softmax, const typename C::Mask& mask,
                                        const KeyTiles& tiles, int row, int step) {
     multiply_keys(step > 0);
@@ -110,26 +116,30 @@ class Consumer {
       ring_.release();
       if constexpr (chunk == 0) {
         wgmma_landed(scores_);
-        if (step + 3 == tiles.end) release_queries();
+        if (step + ahead + 1 == tiles.end) release_queries();
       }
       if constexpr (chunk == (C::early ? 0 : C::value_chunks - 1)) {
-        weigh(softmax, mask, tiles, row, step + 1);
-        exchange_.send_scores(step + 2, scores_, own_scores_[0]);
+        weigh(softmax, mask, tiles, row, step + C::lag);
+        exchange_.send_scores(step + ahead, scores_, own_scores_[0]);
       }
     });
   }
 
-  // The last two steps, and the weights of the last.
+  // A step after which this tile has no more scores to multiply out.
   __device__ __forceinline__ void finish(PairSoftmax& softmax, const typename C::Mask& mask,
                                          const KeyTiles& tiles, int loaded, int row, int step) {
-    if (step + 2 < loaded) ring_.skip(C::key_chunks);
+    if (step + ahead < loaded) ring_.skip(C::key_chunks);
     receive(softmax, step);
     for_each_chunk<C::value_chunks>([&](auto index) {
       multiply_values<decltype(index)::value>(step > 0);
       wgmma_wait<0>();
       ring_.release();
     });
-    if (step + 1 < tiles.end) weigh(softmax, mask, tiles, row, step + 1);
+    if (step + C::lag < tiles.end) {
+      weigh(softmax, mask, tiles, row, step + C::lag);
+    } else {
+      used_next();
+    }
   }
 
   // scores = this slice's part of q k^T of a step, of which the last chunk stays under way. A chunk
@@ -145,13 +155,6 @@ class Consumer {
       wgmma_wait<1>();
       if (chunk > 0 || values_under_way) ring_.release();
     });
-  }
-
-  __device__ __forceinline__ void send_scores(int step) {
-    wgmma_wait<0>();
-    ring_.release();
-    wgmma_landed(scores_);
-    exchange_.send_scores(step, scores_, own_scores_[0]);
   }
 
   // out += p v of two squares of a step's keys, which stays under way.
@@ -176,7 +179,18 @@ class Consumer {
       const auto& tile = own_scores_[0][i / 2];
       words[i] = Element::pack(tile[i % 2 * 2], tile[i % 2 * 2 + 1]);
     }
+    used_next();
+    used_[C::lag - 1][0] = softmax.own_shift(0);
+    used_[C::lag - 1][1] = softmax.own_shift(1);
     exchange_.send_weights(step, words, softmax.own_shift(0), softmax.own_shift(1));
+  }
+
+  // The shifts of this block's weights of the step that is next to be used.
+  __device__ __forceinline__ void used_next() {
+    if constexpr (C::lag == 2) {
+      used_[0][0] = used_[1][0];
+      used_[0][1] = used_[1][1];
+    }
   }
 
   // Takes the others' weights of this step, and brings all weights and the output to one shift,
@@ -184,14 +198,20 @@ class Consumer {
   __device__ __forceinline__ void receive(PairSoftmax& softmax, int step) {
     typename C::Exchange::Rows shifts;
     exchange_.receive_weights(step, weights_, shifts);
-    float top[2] = {shifts.of[0][0], shifts.of[0][1]};
+    float top[2] = {shifts.of[0][0], shifts.of[0][1]}, low[2] = {top[0], top[1]};
 #pragma unroll
     for (int slot = 1; slot < kRanks - 1; ++slot) {
       top[0] = fmaxf(top[0], shifts.of[slot][0]);
       top[1] = fmaxf(top[1], shifts.of[slot][1]);
+      low[0] = fminf(low[0], shifts.of[slot][0]);
+      low[1] = fminf(low[1], shifts.of[slot][1]);
     }
     PairSoftmax::Factors factors;
-    if (!softmax.join(top, factors)) return;
+    if constexpr (C::lag == 1) {
+      if (!softmax.join(top, factors)) return;
+    } else {
+      if (!softmax.join_late(low, top, used_[0], factors)) return;
+    }
     wgmma_landed(out_);
 #pragma unroll
     for (int n = 0; n < C::columns / 8; ++n) {
@@ -201,8 +221,8 @@ class Consumer {
     scale_square(0, factors.own);
 #pragma unroll
     for (int slot = 0; slot < kRanks - 1; ++slot) {
-      scale_square(slot + 1, {exp2_fast(shifts.of[slot][0] - softmax.own_shift(0)),
-                              exp2_fast(shifts.of[slot][1] - softmax.own_shift(1))});
+      scale_square(slot + 1, {exp2_fast(shifts.of[slot][0] - softmax.shift(0)),
+                              exp2_fast(shifts.of[slot][1] - softmax.shift(1))});
     }
   }
 
@@ -215,7 +235,7 @@ class Consumer {
   __device__ __forceinline__ void skip_steps(int loaded, int step) {
 #pragma unroll 1
     for (; step < loaded; ++step) {
-      if (step + 2 < loaded) ring_.skip(C::key_chunks);
+      if (step + ahead < loaded) ring_.skip(C::key_chunks);
       ring_.skip(C::value_chunks);
     }
   }
@@ -260,6 +280,7 @@ class Consumer {
   uint32_t full_parity_ = 0;
   float scores_[C::block_n / 8][4];
   float own_scores_[1][2][4];
+  float used_[C::lag][2];  // this block's shifts of weights that were sent and are not yet used
   float out_[C::columns / 8][4];
   uint32_t weights_[kRanks]
                    [4];  // of the step's keys, rounded, in squares of 16: this block's first

@@ -91,6 +91,34 @@ class PairSoftmax {
     return raised;
   }
 
+  // The same where this block's weights and those of others were sent before the shift was last
+  // raised: `used` is this block's shift of them, `low` and `top` the least and the largest of all
+  // other blocks. Factors of the others are up to the caller, who has their shifts.
+  __device__ __forceinline__ bool join_late(const float (&low)[2], const float (&top)[2],
+                                            const float (&used)[2], Factors& factors) {
+    float larger[2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      larger[half] = fmaxf(fmaxf(top[half], used[half]), shift_[half]);
+    }
+    const bool raised =
+        __any_sync(~0u, fminf(low[0], used[0]) != larger[0] || shift_[0] != larger[0] ||
+                            fminf(low[1], used[1]) != larger[1] || shift_[1] != larger[1]);
+    if (raised) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        factors.out[half] = exp2_fast(shift_[half] - larger[half]);
+        factors.own[half] = exp2_fast(used[half] - larger[half]);
+        shift_[half] = larger[half];
+        const float next = fmaxf(own_[half], larger[half]);
+        sum_[half] *= exp2_fast(own_[half] - next);
+        own_[half] = next;
+      }
+    }
+    return raised;
+  }
+  __device__ __forceinline__ float shift(int half) const { return shift_[half]; }
+
   // After the last step: this block's sums, completed over the four lanes that share a row.
   __device__ __forceinline__ float finish(int half) {
     sum_[half] += __shfl_xor_sync(~0u, sum_[half], 1);

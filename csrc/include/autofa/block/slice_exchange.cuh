@@ -3,9 +3,10 @@
 // then weights of its own 16 keys, as they lie in its registers, which are the operands of the
 // others' products as they are; and row sums.
 //
-// Of scores and weights two buffers take turns, and nothing says that one is free. Who sends the
-// scores of step j + 2 has got the weights of step j from all others, who had read their scores of
-// it; who sends the weights of step j + 1 has got the scores of that step from all others, who had
+// Weights are sent `Lag` steps before they are used, and the scores one step before that. Of scores
+// two buffers take turns, of weights Lag + 1, and nothing says that one is free. Who sends the
+// scores of step j + 2 has got those of step j + 1 from all others, who had read the ones of step
+// j; who sends the weights of step j + Lag has got the scores of that step, from others who had
 // read the weights of step j - 1. Row sums, which end a tile, have one buffer for the same reason.
 #pragma once
 
@@ -20,15 +21,18 @@ namespace autofa {
 
 // Of 64 rows, among `Ranks` blocks. What comes from the block s + 1 ranks further on, modulo Ranks,
 // lies in slot s.
-template <int Ranks>
+template <int Ranks, int Lag>
 class SliceExchange {
   static constexpr int others = Ranks - 1;
   static constexpr int score_bytes = 64 * 16 * 4, weight_bytes = 64 * 16 * 2, row_bytes = 64 * 4;
-  static constexpr int message_bytes = others * (score_bytes + weight_bytes + row_bytes);
+  static constexpr int weight_sets = Lag + 1;
+  static constexpr int shifts = others * (2 * score_bytes + weight_sets * weight_bytes);
+  static constexpr int sums = shifts + others * weight_sets * row_bytes;
+  static constexpr int own_weights = sums + others * row_bytes;
 
  public:
-  static constexpr int bytes = 2 * message_bytes + others * row_bytes + weight_bytes;
-  static constexpr int barrier_bytes = 5 * kMbarrierBytes;
+  static constexpr int bytes = own_weights + Lag * weight_bytes;
+  static constexpr int barrier_bytes = (3 + weight_sets) * kMbarrierBytes;
 
   // Of a step, by slot, with two floats of row lane / 4 and lane / 4 + 8 of each warp's 16.
   struct Rows {
@@ -37,14 +41,14 @@ class SliceExchange {
 
   // By one thread, before its mbarrier_init_fence().
   static __device__ __forceinline__ void init(uint32_t barriers) {
-    for (int i = 0; i < 5; ++i) mbarrier_init(barriers + i * kMbarrierBytes, 1);
+    for (int i = 0; i < 3 + weight_sets; ++i) mbarrier_init(barriers + i * kMbarrierBytes, 1);
   }
 
   // Buffers and barriers lie at the same place in all blocks; `rank` is this one's.
   __device__ __forceinline__ SliceExchange(uint32_t buffers, uint32_t barriers, int rank)
       : buffers_(buffers), barriers_(barriers), rank_(rank) {
-    for (uint32_t i = 0; i < 2; ++i) {
-      expect(scores_full(i), others * score_bytes);
+    for (uint32_t i = 0; i < 2; ++i) expect(scores_full(i), others * score_bytes);
+    for (uint32_t i = 0; i < weight_sets; ++i) {
       expect(weights_full(i), others * (weight_bytes + row_bytes));
     }
     expect(sums_full(), others * row_bytes);
@@ -93,8 +97,8 @@ class SliceExchange {
   // This block's weights: to the others, and to where it gets them from again itself.
   __device__ __forceinline__ void send_weights(uint32_t step, const uint32_t (&weights)[4],
                                                float first, float second) const {
-    const uint32_t buffer = (begun_ + step) % 2;
-    store_shared_16(own_weights_at(), weights);
+    const uint32_t buffer = (begun_ + step) % weight_sets;
+    store_shared_16(own_weights_at(step), weights);
     for_each_other([&](int rank, int slot) {
       const uint32_t full = map_to_rank(weights_full(buffer), rank);
       store_async_16(map_to_rank(weights_at(buffer, slot), rank), weights, full);
@@ -105,9 +109,9 @@ class SliceExchange {
   // All weights of a step: this block's, and the others' from weights[1] on by slot.
   __device__ __forceinline__ void receive_weights(uint32_t step, uint32_t (&weights)[Ranks][4],
                                                   Rows& shifts) const {
-    const uint32_t message = begun_ + step, buffer = message % 2;
-    load_shared_16(weights[0], own_weights_at());
-    mbarrier_wait_cluster(weights_full(buffer), message / 2 % 2);
+    const uint32_t message = begun_ + step, buffer = message % weight_sets;
+    load_shared_16(weights[0], own_weights_at(step));
+    mbarrier_wait_cluster(weights_full(buffer), message / weight_sets % 2);
 #pragma unroll
     for (int slot = 0; slot < others; ++slot) {
       load_shared_16(weights[slot + 1], weights_at(buffer, slot));
@@ -147,29 +151,28 @@ class SliceExchange {
     return barriers_ + buffer * kMbarrierBytes;
   }
   __device__ __forceinline__ uint32_t weights_full(uint32_t buffer) const {
-    return barriers_ + (2 + buffer) * kMbarrierBytes;
+    return barriers_ + (3 + buffer) * kMbarrierBytes;
   }
-  __device__ __forceinline__ uint32_t sums_full() const { return barriers_ + 4 * kMbarrierBytes; }
+  __device__ __forceinline__ uint32_t sums_full() const { return barriers_ + 2 * kMbarrierBytes; }
 
   __device__ __forceinline__ uint32_t scores_at(uint32_t buffer, int slot) const {
-    return buffers_ + buffer * message_bytes + slot * score_bytes + thread() * 16;
+    return buffers_ + (buffer * others + slot) * score_bytes + thread() * 16;
   }
   __device__ __forceinline__ uint32_t weights_at(uint32_t buffer, int slot) const {
-    return buffers_ + buffer * message_bytes + others * score_bytes + slot * weight_bytes +
+    return buffers_ + others * 2 * score_bytes + (buffer * others + slot) * weight_bytes +
            thread() * 16;
   }
   static __device__ __forceinline__ uint32_t row_offset() {
     return (thread() / 32 * 16 + thread() % 32 / 4) * 4;
   }
   __device__ __forceinline__ uint32_t shifts_at(uint32_t buffer, int slot) const {
-    return buffers_ + buffer * message_bytes + others * (score_bytes + weight_bytes) +
-           slot * row_bytes + row_offset();
+    return buffers_ + shifts + (buffer * others + slot) * row_bytes + row_offset();
   }
   __device__ __forceinline__ uint32_t sums_at(int slot) const {
-    return buffers_ + 2 * message_bytes + slot * row_bytes + row_offset();
+    return buffers_ + sums + slot * row_bytes + row_offset();
   }
-  __device__ __forceinline__ uint32_t own_weights_at() const {
-    return buffers_ + 2 * message_bytes + others * row_bytes + thread() * 16;
+  __device__ __forceinline__ uint32_t own_weights_at(uint32_t step) const {
+    return buffers_ + own_weights + step % Lag * weight_bytes + thread() * 16;
   }
 
   // To addresses in another block.

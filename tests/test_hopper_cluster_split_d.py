@@ -90,8 +90,8 @@ def test_has_defaults_for_every_head_dim(head_dim: int) -> None:
 @pytest.mark.nvcc
 def test_defaults_compile_to_asynchronous_products(here: Settings) -> None:
     """Without the serialization that a build takes for an error. A causal mask at 512 columns
-    spills addresses and limits, of which a step of 2,000 cycles loads 14 again; others next to
-    nothing."""
+    spills addresses and limits, of which a step of 2,000 cycles loads three again, and two more
+    where it masks; others next to nothing."""
     wanted = []
     for head_dim, mask in ((320, "none"), (384, "causal_lower_right"), (512, "causal")):
         problem = Problem("bf16", 1, 16, 16, 8192, 8192, head_dim, head_dim, mask)
@@ -101,4 +101,4 @@ def test_defaults_compile_to_asynchronous_products(here: Settings) -> None:
     for done in compiler.build(wanted, here, jobs=2):
         assert done.status == "ok", done.message
         assert done.usage is not None
-        assert done.usage.spill_bytes <= 320, done.variant.slug
+        assert done.usage.spill_bytes <= 240, done.variant.slug

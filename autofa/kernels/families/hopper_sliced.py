@@ -1,7 +1,7 @@
-"""`hopper.sliced`: FlashAttention on wgmma and TMA for head dims of 520 to 1024 on sm_90a.
+"""`hopper.sliced`: FlashAttention on wgmma and TMA for head dims of 513 to 1024 on sm_90a.
 
-No GPU has measured it: it was run on an emulator and compiled for sm_90a. So it never answers
-unmeasured: only `tune` can choose it, which checks each variant that it times.
+Nothing of it is measured: it was run on an emulator and compiled for sm_90a, and no GPU has run it.
+So it never answers unmeasured: only `tune` can choose it, which checks each variant that it times.
 """
 
 from __future__ import annotations

@@ -346,6 +346,39 @@ def test_a_guess_is_sure_or_not(speedup: float, doubt: float, faster: bool, slow
     assert (guess.faster, guess.slower) == (faster, slower)
 
 
+@pytest.mark.parametrize(
+    ("speedup", "least", "faster"),
+    [(1.6, 1.3, True), (1.6, 1.05, False), (1.6, 0.0, False), (1.01, 1.3, False)],
+)
+def test_what_was_faster_in_every_bucket_is_believed_whatever_the_doubt(
+    speedup: float, least: float, faster: bool
+) -> None:
+    guess = Guess(REGISTRY.candidate(BASELINE), 1.0, 1.0, speedup, 0.8, least)
+    assert guess.faster == faster
+
+
+def test_always_faster_is_not_said_of_shapes_far_outside_of_its_buckets() -> None:
+    """Plain SDPA has rows of few queries too; the kernel has none, and may be slow there."""
+    slug = "mma.split_q-d64-m128n64-w4-s2-f32-bf16-none"
+    few = [call(f"{b},16,1/{n},64") for b in (1, 8) for n in (512, 2048)]
+    rows = [r for r in tuned([*GRID, *few]) if r.slug in (BASELINE, slug)]
+    rows = [r for r in rows if r.slug == BASELINE or r.problem in GRID]
+    by: dict[Bucket, list[Row]] = {}
+    for row in rows:
+        by.setdefault(row.bucket, []).append(row)
+    model = TimeModel(lambda bucket: by.get(bucket, ()), tuple(by))
+
+    def least(problem: Problem) -> float:
+        found = model.predict(
+            bucket_of(problem), "graph", REGISTRY, limits_of(H200), lambda c: True, lambda r: True
+        )
+        (guess,) = [g for g in found.guesses if g.candidate.slug == slug]
+        return guess.least
+
+    assert least(call("2,16,1024,64")) > 0
+    assert least(call("2,16,1/1024,64")) == 0
+
+
 def test_work_counts_whole_tiles_of_the_busiest_unit() -> None:
     slug = "mma.split_q-d64-m128n64-w4-s2-f32-bf16-none"
     limits = limits_of(H200)

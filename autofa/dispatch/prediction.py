@@ -36,6 +36,12 @@ MOST_DOUBT = 0.5
 # nor with 1.0; with 2.0 twice as much of what tuning gains was lost.
 DEVIATIONS = 1.25
 MARGIN = 0.03
+# Or where it was faster by so much in every bucket near enough that has it, and the bucket lies no
+# more octaves outside of those. A law of few far buckets may be off by a factor of two and still
+# not by enough to matter: on a Xeon with 35 buckets tuned, head dims of 320 and 512 lost a third to
+# half that way. Without the second, kernels that only many queries had would answer for one (0.3x).
+ALWAYS = 1.1
+ALWAYS_OCTAVES = 2.0
 # Calls that take so much longer than their device time take what the host does.
 HOST_BOUND = 1.25
 # Only the fastest few are looked at closely.
@@ -50,6 +56,8 @@ class Guess:
         ms: its time in the mode's measure; `device_ms` that of the device alone.
         speedup: plain SDPA's predicted time over `ms`.
         doubt: standard deviation of the log of `speedup`.
+        least: the smallest speedup measured in the buckets that it comes from; 0 where the bucket
+            lies too far out of them to tell.
     """
 
     candidate: Candidate
@@ -57,12 +65,15 @@ class Guess:
     device_ms: float
     speedup: float = 1.0
     doubt: float = 0.0
+    least: float = 0.0
 
     @property
     def faster(self) -> bool:
-        """Than plain SDPA, beyond doubt."""
+        """Than plain SDPA: beyond doubt, or by the law where it clearly was in every bucket."""
         sure = math.log(self.speedup) > MARGIN + DEVIATIONS * self.doubt
-        return sure and self.doubt <= MOST_DOUBT
+        if sure and self.doubt <= MOST_DOUBT:
+            return True
+        return math.log(self.speedup) > MARGIN and self.least > ALWAYS
 
     @property
     def slower(self) -> bool:
@@ -332,7 +343,10 @@ class _View:
         ms, device = self.times(candidate, samples)
         sdpa_ms, _ = self.times(candidate, self.baseline)
         doubt = math.hypot(self._doubt(samples), DOUBT_PER_OCTAVE * self.outside)
-        return Guess(candidate, ms, device, sdpa_ms / ms, doubt)
+        least = min(sample.speedups[self.mode] for sample in samples)
+        if _octaves_outside(self.bucket, [s.row.bucket for s in samples]) > ALWAYS_OCTAVES:
+            least = 0.0
+        return Guess(candidate, ms, device, sdpa_ms / ms, doubt, least)
 
     def _doubt(self, samples: Sequence[Sample]) -> float:
         """How far off the ratio is in buckets like this one, where as little is known nearby."""

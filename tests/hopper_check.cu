@@ -35,12 +35,14 @@ struct Call {
   TensorMap q, k, v;
   float* out;  // 64 x 96
   int head, first_row, mistake;
+  bool grouped;  // whether a copy brings both groups
 };
 
 extern __shared__ __align__(1024) unsigned char shared[];
 
 __device__ __forceinline__ void load(const Call& call, const TensorMap& map, uint32_t target,
                                      uint32_t barrier, int rows, int first_row) {
+  if (call.grouped) return tma_load(target, map, barrier, 0, first_row, 0, call.head, 0);
   for (int group = 0; group < kGroups; ++group) {
     tma_load(target + group * rows * 128, map, barrier, group * 64, first_row, call.head, 0);
   }
@@ -183,9 +185,11 @@ extern "C" AUTOFA_API int32_t check_multiply(const void* q, const void* k, const
   const int64_t q_strides[3] = {7, rows * columns, columns};
   const int64_t strides[3] = {7, keys * columns, columns};
   constexpr int dtype = AUTOFA_BF16, box = hopper_check::kKeys;
-  if (!make_tensor_map(call.q, dtype, {q, q_strides, 1, 2, rows, columns}, 64) ||
-      !make_tensor_map(call.k, dtype, {k, strides, 1, 2, keys, columns}, box) ||
-      !make_tensor_map(call.v, dtype, {v, strides, 1, 2, keys, columns}, box)) {
+  call.grouped = columns % 64 == 0;
+  const int groups = call.grouped ? hopper_check::kGroups : 0;
+  if (!make_tensor_map(call.q, dtype, {q, q_strides, 1, 2, rows, columns}, 64, groups) ||
+      !make_tensor_map(call.k, dtype, {k, strides, 1, 2, keys, columns}, box, groups) ||
+      !make_tensor_map(call.v, dtype, {v, strides, 1, 2, keys, columns}, box, groups)) {
     return AUTOFA_REFUSED;
   }
   call.out = out;

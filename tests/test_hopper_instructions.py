@@ -65,6 +65,7 @@ def multiplied(
     head, first_row = (1, 5) if rows < 64 else (0, 0)
     torch.manual_seed(columns)
     q, k, v = (torch.randn(2, n, columns).bfloat16().to(device) for n in (rows, keys, keys))
+    q[..., 96:] = 0  # more is not multiplied
     out = torch.full((64, 96), math.nan, device=device)
     call = library.check_multiply
     call.argtypes = (ctypes.c_void_p,) * 4 + (ctypes.c_int64,) * 3 + (ctypes.c_int32,) * 3
@@ -73,7 +74,7 @@ def multiplied(
     want = torch.zeros(64, 96)
     scores = (q[head].cpu().float() @ k[head].cpu().float().T).bfloat16().float()
     product = scores @ v[head].cpu().float()
-    want[: rows - first_row, :columns] = product[first_row:]
+    want[: rows - first_row, :columns] = product[first_row:, :96]
     return code, (out.cpu() - want).abs().max().item() if code == abi.OK else math.nan
 
 
@@ -88,12 +89,13 @@ def swapped(library: ctypes.CDLL, mistake: int = 0, device: str = "cpu") -> tupl
     return code, torch.equal(out.cpu(), 5 * number + 6)
 
 
-SHAPES = [(96, 64, 48), (72, 50, 33), (8, 64, 48)]
+SHAPES = [(96, 64, 48), (72, 50, 33), (8, 64, 48), (128, 64, 48), (64, 50, 33)]
 
 
 @pytest.mark.parametrize(("columns", "rows", "keys"), SHAPES)
 def test_products_of_tiles(library: ctypes.CDLL, columns: int, rows: int, keys: int) -> None:
-    """Whole tiles; and zeros for the columns, rows and keys that a tensor does not have."""
+    """Whole tiles; and zeros for the columns, rows and keys that a tensor does not have. Multiples
+    of 64 columns are copied by five dimensions, two groups at once."""
     code, error = multiplied(library, columns, rows, keys)
     assert code == abi.OK, library.failure()
     # Sums in another order may round a score to the other side, which is 1/256 of it.

@@ -86,3 +86,18 @@ def test_a_captured_graph_replays_on_new_inputs() -> None:
             tensor.normal_()
         graph.replay()
         torch.testing.assert_close(out, sdpa(*inputs), rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.gpu
+def test_a_graph_of_calls_never_made_before() -> None:
+    """torch's own function answers what would have to be loaded while it is captured."""
+    sdpa(*[torch.randn(1, 8, 64, 64, device="cuda", dtype=torch.float16) for _ in range(3)])
+    inputs = [torch.randn(3, 5, 333, 64, device="cuda", dtype=torch.float16) for _ in range(3)]
+    with torch.no_grad():
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out = autofa.attention(*inputs)
+        for tensor in inputs:
+            tensor.normal_()
+        graph.replay()
+        torch.testing.assert_close(out, sdpa(*inputs), rtol=2e-3, atol=2e-3)

@@ -295,7 +295,8 @@ class Table:
         return self.evidence_of(device)
 
     def prepare(self, problem: Problem, device: torch.device, flags: int) -> Decision:
-        """Builds, loads and enters the winner of `problem`, for captured and for eager calls.
+        """Builds, loads, launches once and enters the winner of `problem`, for captured and for
+        eager calls.
 
         Raises:
             AutofaError: the winner's library is missing and could not be built.
@@ -320,6 +321,7 @@ class Table:
                     raise LaunchError(f"{decision.wanted} was not built: {result.message}")
             decision, kernel = self._loaded(question, evidence, None)
             key = key_of(problem, index, graph=mode == "graph", flags=flags)
+            kernels.launch_once(kernel, problem, device)
             extension.table_set(key, kernel)
         return decision
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,9 +12,11 @@ from typing import TYPE_CHECKING
 from autofa.errors import LaunchError
 from autofa.kernels import Candidate
 from autofa.kernels.vendor import VendorKernel
+from autofa.problem import EXPLICIT_MASKS, Problem
 from autofa.runtime import extension, vendors
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 SDPA = 0
@@ -69,6 +73,27 @@ def run(
         kernel, query, key, value, attn_mask, is_causal, scale, enable_gqa, lower_right
     )
     return result
+
+
+def launch_once(kernel: int, problem: Problem, device: torch.device) -> None:
+    """Loads a kernel of ours or of another library onto a CUDA device, by a call of a few rows: its
+    first launch may not be captured."""
+    import torch
+
+    from autofa.runtime.tensors import TORCH_DTYPES, make_inputs
+
+    if device.type != "cuda" or kernel == SDPA:
+        return
+    rows, keys = min(problem.seqlen_q, 16), min(problem.seqlen_k, 16)
+    groups = problem.heads_q // problem.heads_kv
+    few = replace(problem, batch=1, heads_q=groups, heads_kv=1, seqlen_q=rows, seqlen_k=keys)
+    mask = None
+    if problem.mask in EXPLICIT_MASKS:
+        kind = torch.bool if problem.mask == "bool" else TORCH_DTYPES[problem.dtype]
+        mask = torch.ones(rows, keys, dtype=kind, device=device)
+    causal, lower_right = problem.mask.startswith("causal"), problem.mask == "causal_lower_right"
+    with suppress(RuntimeError):  # it refuses so few rows, or this device
+        run(kernel, *make_inputs(few, device, 0), mask, causal, None, groups > 1, lower_right)
 
 
 def run_with_lse(

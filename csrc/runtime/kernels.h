@@ -1,6 +1,7 @@
 // Every kernel that calls can be sent to: loaded variant libraries and vendor kernels, by id.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <string>
 
@@ -16,7 +17,8 @@ struct Kernel {
   decltype(&autofa_launch) launch = nullptr;
   decltype(&autofa_workspace_bytes) workspace_bytes = nullptr;
   const autofa_metadata* metadata = nullptr;
-  uint64_t alignment_mask = 0;  // address bits that must be zero
+  uint64_t alignment_mask = 0;                // address bits that must be zero
+  mutable std::atomic<uint64_t> launched{0};  // a bit for each CUDA device it is loaded on
 };
 
 constexpr int64_t kSdpaId = 0;

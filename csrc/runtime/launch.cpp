@@ -45,14 +45,22 @@ bool is_refusal(int32_t code) {
   }
 }
 
+// A bit that is there already costs no write, which other threads would wait for.
+void note(std::atomic<uint64_t>& bits, uint64_t bit) {
+  if ((bits.load(std::memory_order_relaxed) & bit) == 0) bits.fetch_or(bit);
+}
+
 struct Place {
   void* stream = nullptr;
   bool known = true;  // on CUDA: whether the stream could be told
+  bool capturing = false;
 };
 
 Place place_of(const Call& call) {
   Place place;
-  if (call.on_cuda()) place.known = current_stream(call.q.device_index, &place.stream);
+  if (!call.on_cuda()) return place;
+  place.known = current_stream(call.q.device_index, &place.stream);
+  place.capturing = place.known && is_capturing(place.stream);
   return place;
 }
 
@@ -61,6 +69,12 @@ Handle launch(Call& call, const Kernel& kernel, const Place& place, Handle* lse,
   autofa_params& params = call.params;
   if (!place.known) {
     why = "this torch does not tell its CUDA stream";
+    return {};
+  }
+  // A first launch loads the kernel onto its device; CUDA ends a capture for that, with error 901.
+  const uint64_t here = uint64_t{1} << (call.q.device_index & 63);
+  if (place.capturing && (kernel.launched.load(std::memory_order_relaxed) & here) == 0) {
+    why = "its first launch on a device may not be captured: call it once before, or warmup()";
     return {};
   }
   const uint64_t row_bytes = params.head_dim_v * (params.dtype == AUTOFA_F32 ? 4 : 2);
@@ -89,6 +103,7 @@ Handle launch(Call& call, const Kernel& kernel, const Place& place, Handle* lse,
   const int32_t code = kernel.launch(&params, &threads, place.stream);
   if (code == AUTOFA_OK) {
     count(AUTOFA_COUNT_OWN);
+    if (call.on_cuda()) note(kernel.launched, here);
     return out;
   }
   require(is_refusal(code), kernel.slug, ": got CUDA error ", code,
@@ -121,8 +136,7 @@ Handle fall_back(Call& call) {
 
 autofa_key key_of(const Call& call, const Place& place) {
   const int32_t flags = process_flags.load(std::memory_order_relaxed);
-  const bool graph = call.on_cuda() && place.known && is_capturing(place.stream);
-  return call.key(graph, flags);
+  return call.key(place.capturing, flags);
 }
 
 int64_t look_up(const autofa_key& key) {

@@ -131,6 +131,7 @@ CASES = (
     Case((2, 2), (20, 9), "causal_lower_right"),
     Case((2, 2), (1, 70), head_dim=40),
     Case((2, 2), (16, 16), "causal", head_dim=320),
+    Case((4, 2), (33, 70), head_dim=320),
 )
 
 

@@ -5,13 +5,19 @@ csrc/runtime does the same for calls that the operator hands to them.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend
 
 from autofa.dispatch.fake import output_sizes
+from autofa.runtime.tensors import whole_rows
 
 _functorch = torch._C._functorch.peek_interpreter_stack
 _is_batched_by_engine = torch._C._functorch.is_legacy_batchedtensor
+_choice = torch._fused_sdp_choice
+_CUDNN = int(SDPBackend.CUDNN_ATTENTION.value)
 
 
 def _apart(tensor: Tensor) -> Tensor:
@@ -31,7 +37,8 @@ def off_grid(tensor: Tensor) -> bool:
     """Whether a CUDA tensor starts, or a row of it, at no multiple of 16 bytes where a copy would.
 
     torch's fused CUDA kernels do not ask: with 2.11 on an H200 cuDNN gave values that were off by
-    more than 1, and the efficient backend raised or left the device in an error.
+    more than 1, and the efficient backend raised, for the strides of sizes of 1 too, or left the
+    device in an error.
     """
     if (
         not tensor.is_cuda
@@ -44,12 +51,7 @@ def off_grid(tensor: Tensor) -> bool:
     size = tensor.element_size()
     rows_fit = tensor.shape[-1] * size % 16 == 0
     return tensor.data_ptr() % 16 != 0 or (
-        rows_fit
-        and tensor.stride(-1) == 1
-        and any(
-            n > 1 and s * size % 16
-            for n, s in zip(tensor.shape[:-1], tensor.stride()[:-1], strict=True)
-        )
+        rows_fit and tensor.stride(-1) == 1 and any(s * size % 16 for s in tensor.stride()[:-1])
     )
 
 
@@ -95,11 +97,12 @@ def mended(
     rows, and in bf16 a key expanded along the length, gave other values. A mask in f32 is read as
     f64 where the query is f64, past its end. A mask with dims that only the value has raises, and
     empty results have the query's dims instead of the broadcast ones. On CUDA (2.11, an H200) a
-    mask in f32 with a query of 16 bits gave NaN; see also `off_grid`.
+    mask in f32 with a query of 16 bits gave NaN; see also `off_grid`, `whole_rows`, `rows_to_keep`.
     """
     query, key, value = on_grid(query), on_grid(key), on_grid(value)
     if not (query.is_contiguous() and key.is_contiguous() and value.is_contiguous()):
         query, key, value = _apart(query), _apart(key), _apart(value)
+    attn_mask = whole_rows(attn_mask, key.shape[-2])
     if (
         attn_mask is not None
         and attn_mask.dtype == torch.float32
@@ -114,3 +117,45 @@ def mended(
         *lead, _, _ = output_sizes(query, key, value, enable_gqa)
         query = query.expand(*lead, *query.shape[-2:])
     return query, key, value, attn_mask
+
+
+def rows_of_triangle(query: Tensor, key: Tensor) -> Tensor | None:
+    """True, (Nq, 1), for rows that see a key of a lower-right triangle; None where all do.
+
+    torch's form of it gives the others a mean of the values (2.11, an H200).
+    """
+    blind = query.shape[-2] - key.shape[-2]
+    if blind <= 0 or not query.is_cuda:
+        return None
+    return torch.arange(query.shape[-2], device=query.device)[:, None] >= blind
+
+
+def rows_to_keep(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, enable_gqa: bool
+) -> Tensor | None:
+    """True, (..., Nq, 1), for rows that see a key, where SDPA would leave rows that see none to
+    cuDNN, which gives them a mean of the values (torch 2.11, an H200); else None."""
+    if mask is None or not query.is_cuda:
+        return None
+    known = not torch.compiler.is_compiling() and _functorch() is None
+    if known and not torch.is_autocast_enabled("cuda"):  # which may change what SDPA is asked
+        choice = _choice(query, key, value, mask, 0.0, False, scale=None, enable_gqa=enable_gqa)
+        if choice != _CUDNN:
+            return None
+    return (mask if mask.dtype == torch.bool else mask != -math.inf).any(-1, keepdim=True)
+
+
+def sees_nothing(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> bool:
+    """Whether there are no keys, or no element to give."""
+    return not key.shape[-2] or 0 in output_sizes(query, key, value, enable_gqa)
+
+
+def nothing_seen(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> Tensor:
+    """What such a call returns: zeros, with gradients of zero.
+
+    torch's own backward ends in an internal error for tensors without heads (2.11 on CUDA).
+    """
+    out = query.new_zeros(output_sizes(query, key, value, enable_gqa))
+    for tensor in (query, key, value):
+        out = out + tensor[..., :0].sum()
+    return out

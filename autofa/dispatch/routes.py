@@ -8,8 +8,14 @@ from torch._C._nn import scaled_dot_product_attention as sdpa  # F's own, whatev
 from torch.autograd import forward_ad
 
 from autofa.dispatch.keys import DEVICE_TYPES
-from autofa.dispatch.mending import mended
-from autofa.runtime.tensors import validate
+from autofa.dispatch.mending import (
+    mended,
+    nothing_seen,
+    rows_of_triangle,
+    rows_to_keep,
+    sees_nothing,
+)
+from autofa.runtime.tensors import positive, validate
 
 # Subclasses that are ordinary tensors to whoever computes with them: modules' parameters, and the
 # stand-ins that tracers put in a tensor's place.
@@ -206,15 +212,19 @@ def plain(
     if key.dim() < 2 or value.dim() < 2 or key.shape[-2] != value.shape[-2]:
         validate(query, key, value, attn_mask, is_causal, enable_gqa)
     bias = attn_mask is not None and not is_plain(attn_mask)
+    if query.is_cuda and sees_nothing(query, key, value, enable_gqa):
+        validate(query, key, value, None if bias else attn_mask, is_causal, enable_gqa)
+        return nothing_seen(query, key, value, enable_gqa)
     query, key, value, mask = mended(query, key, value, None if bias else attn_mask, enable_gqa)
     attn_mask = attn_mask if bias else mask
     if is_causal and attn_mask is not None and not bias:
         attn_mask, is_causal = both_masks(attn_mask, query, key), False
-    factor = 1.0
-    if scale is not None and not scale > 0:
-        # torch masks before it scales: its causal rows are NaN with a scale of 0 or less (2.13 on
-        # CPU), and 0 with NaN. The sign goes into the query instead.
-        factor, scale = (-1.0, -scale) if scale < 0 else (0.0 if scale == 0 else scale, 1.0)
-        query = query * factor
+    query, scale, factor = positive(query, scale)
+    if bias:
+        kept = rows_of_triangle(query, key) if is_lower_right(attn_mask) else None
+    else:
+        kept = rows_to_keep(query, key, value, attn_mask, enable_gqa)
     out = untouched(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+    if kept is not None:
+        out = torch.where(kept, out, 0.0)
     return out if factor == factor else out * factor

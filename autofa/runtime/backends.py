@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend
 
 from autofa.runtime.block_backward import block_backward
+from autofa.runtime.tensors import positive, whole_rows
 
 _ATEN = torch.ops.aten
 _CPU_FORWARD = _ATEN._scaled_dot_product_flash_attention_for_cpu.default
@@ -79,12 +80,9 @@ def normalised(call: Call) -> tuple[Call, float]:
     torch's kernels mask before they scale: by a scale of 0 or less, what is hidden turns to NaN.
     """
     query, key, value, mask, causal, scale, enable_gqa, lower_right = call
-    factor = 1.0
+    query, scale, factor = positive(query, scale)
     if scale is None:
         scale = 1.0 / math.sqrt(query.shape[-1])
-    elif scale <= 0:
-        factor, scale = (-1.0, -scale) if scale < 0 else (0.0, 1.0)
-        query = query * factor
     if query.dim() == 3:
         query, key, value = query[None], key[None], value[None]
         mask = mask[None] if mask is not None and mask.dim() == 3 else mask
@@ -93,7 +91,8 @@ def normalised(call: Call) -> tuple[Call, float]:
 
 def bias_of(call: Call) -> Tensor | None:
     """The mask, or the triangle of the lower-right corner, as numbers to add to the scores."""
-    mask, rows, keys = call.mask, call.query.shape[-2], call.key.shape[-2]
+    rows, keys = call.query.shape[-2], call.key.shape[-2]
+    mask = whole_rows(call.mask, keys)
     if call.causal and call.lower_right:
         mask = torch.ones(rows, keys, dtype=torch.bool, device=call.query.device)
         mask = mask.tril_(keys - rows)
@@ -165,6 +164,11 @@ def _wide_bias(bias: Tensor | None, query: Tensor) -> Tensor | None:
     return bias.to(query.dtype).expand(*query.shape[:-1], keys)
 
 
+def _rows_first(tensor: Tensor) -> Tensor:
+    """(B, H, N, D), laid out as (B, N, H, D)."""
+    return tensor.transpose(1, 2).contiguous().transpose(1, 2)
+
+
 def _repeated(tensor: Tensor, query: Tensor) -> Tensor:
     groups = query.shape[1] // tensor.shape[1]
     return tensor if groups == 1 else tensor.repeat_interleave(groups, 1)
@@ -182,6 +186,9 @@ def _efficient_backward(grad: Tensor, call: Call, out: Tensor, lse: Tensor) -> G
     query = call.query
     lse = torch.nn.functional.pad(_theirs(lse), (0, -query.shape[-2] % 32), value=math.inf)
     seed = torch.zeros((), dtype=torch.int64, device=query.device)
+    # In 16 bits it multiplies the two as if both lay as its forward gives the output: other strides
+    # gave gradients that were off by more than 1 (2.11, an H200).
+    grad, out = _rows_first(grad), _rows_first(out)
     tensors = (grad, query, _repeated(call.key, query), _repeated(call.value, query))
     rest = (_wide_bias(bias_of(call), query), out, lse, seed, seed, 0.0)
     wanted = [True, True, True, False]
@@ -200,6 +207,9 @@ def _summed(gradient: Tensor, like: Tensor) -> Tensor:
 def _cudnn_forward(call: Call) -> tuple[Tensor, Tensor]:
     bias = bias_of(call)
     out, lse = _CUDNN_FORWARD(*call[:3], bias, True, 0.0, call.triangle, scale=call.scale)[:2]
+    blind = _blind(out, bias)
+    if blind is not None:
+        out = torch.where(blind[..., None], 0.0, out)  # cuDNN gives a mean of the values
     return out, _ours(lse.view(out.shape[:-1]), out, bias)
 
 

@@ -18,6 +18,7 @@ _NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 _ACCEPTED = (*_NAMES, torch.float64)
 _MAX_RANK = 16
 LAYOUTS = ("bhnd", "bnhd")
+_TINY = 2.0**-126  # the smallest number that f32 holds in full
 
 
 def _shapes(query: Tensor, key: Tensor, value: Tensor) -> str:
@@ -222,3 +223,51 @@ def make_inputs(
         tensor = torch.randn(shape, generator=generator, device=device).to(TORCH_DTYPES[p.dtype])
         made.append(tensor.transpose(1, 2) if layout == "bnhd" else tensor)
     return made[0], made[1], made[2]
+
+
+def whole_rows(mask: Tensor | None, keys: int) -> Tensor | None:
+    """A CUDA mask with every key of a row side by side, numbers in it from a multiple of 16 bytes
+    on; what it repeats otherwise stays as it is.
+
+    Of masks whose last dim is expanded or strided torch's efficient backend says that it must be
+    contiguous; and cuDNN reads these, and numbers that begin or follow one another anyhow, at
+    addresses that are no multiple of 4 bytes (2.11, an H200).
+    """
+    if mask is None or not mask.is_cuda or not mask.dim():
+        return mask
+    once = mask
+    for dim in range(mask.dim() - 1):
+        if mask.stride(dim) == 0:
+            once = once.narrow(dim, 0, min(1, mask.shape[dim]))
+    whole = mask.shape[-1] == keys and (keys == 1 or mask.stride(-1) == 1)
+    if whole and (mask.dtype == torch.bool or not _lies_anyhow(once)):
+        return mask
+    return once.expand(*once.shape[:-1], keys).clone(memory_format=torch.contiguous_format)
+
+
+def _lies_anyhow(mask: Tensor) -> bool:
+    if (
+        type(mask) not in (Tensor, torch.nn.Parameter)
+        or torch.compiler.is_compiling()
+        or torch._C._functorch.peek_interpreter_stack() is not None
+    ):
+        return False  # it has no address
+    size = mask.element_size()
+    aligned = all(stride * size % 16 == 0 for stride in mask.stride()[:-1])
+    return mask.data_ptr() % 16 != 0 or not (aligned or mask.is_contiguous())
+
+
+def positive(query: Tensor, scale: float | None) -> tuple[Tensor, float | None, float]:
+    """Query and scale with the scale's sign in the query; what the query was multiplied by.
+
+    torch masks before it scales: its causal rows are NaN with a scale of 0 or less (2.13 on CPU),
+    and 0 with NaN. Scales that f32 does not hold in full are 0 to cuDNN, and NaN where they meet a
+    hidden score (2.11).
+    """
+    smallest = 0.0 if query.dtype == torch.float64 else _TINY
+    if scale is None or (scale > 0 and scale >= smallest):
+        return query, scale, 1.0
+    if scale < 0 and -scale >= smallest:
+        return query * -1.0, -scale, -1.0
+    factor = 0.0 if scale == scale else scale
+    return query * factor, 1.0, factor

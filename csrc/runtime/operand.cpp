@@ -50,7 +50,7 @@ bool off_grid(const Tensor& tensor) {
   const int64_t last = tensor.rank - 1;
   if (tensor.sizes[last] * bytes % 16 != 0 || tensor.strides[last] != 1) return false;
   for (int64_t i = 0; i < last; ++i) {
-    if (tensor.sizes[i] > 1 && tensor.strides[i] * bytes % 16 != 0) return true;
+    if (tensor.strides[i] * bytes % 16 != 0) return true;
   }
   return false;
 }

@@ -24,7 +24,8 @@ void copy(Tensor& tensor, int32_t dtype);
 bool rows_overlap(const Tensor& tensor);
 
 // Whether it starts, or a row of it, at no multiple of 16 bytes where a copy would. torch's fused
-// CUDA kernels do not ask: cuDNN gives wrong values, the efficient one a CUDA error.
+// CUDA kernels do not ask: cuDNN gives wrong values, the efficient one a CUDA error, and raises for
+// the strides of sizes of 1 too.
 bool off_grid(const Tensor& tensor);
 
 // Takes the tensor's handle.

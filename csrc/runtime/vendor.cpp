@@ -10,6 +10,7 @@
 #include "cuda_backends.h"
 #include "guard.h"
 #include "libraries.h"
+#include "mending.h"
 #include "operand.h"
 
 // From torch 2.13 on; the address is null under older ones.
@@ -27,13 +28,6 @@ void throw_torch_failure(const char* what) {
 
 namespace {
 
-Handle scalar(double value) {
-  Handle tensor;
-  check(aoti_torch_scalar_to_tensor_float32(static_cast<float>(value), tensor.receive()),
-        "making a scalar");
-  return tensor;
-}
-
 // ---- masks ----
 
 // (Nq, Nk), True where a causal call may look.
@@ -50,11 +44,6 @@ Handle causal_mask(const Call& call) {
   uint64_t lower[] = {word(std::move(mask)),
                       word(call.lower_right ? sizes[1] - sizes[0] : int64_t{0})};
   return call_op("aten::tril", "", lower);
-}
-
-Handle where(Handle condition, Handle chosen, Handle other) {
-  uint64_t stack[] = {word(std::move(condition)), word(std::move(chosen)), word(std::move(other))};
-  return call_op("aten::where", "self", stack);
 }
 
 Handle minus_infinity() { return scalar(-std::numeric_limits<double>::infinity()); }
@@ -193,18 +182,18 @@ Handle run_unfused(Call& call) {
 // SDPA itself; is_causal and attn_mask merged where both are given, since its backends differ.
 Handle run_sdpa(Call& call) {
   const bool merge = call.causal && (call.has_mask || call.lower_right);
-  const bool masked = merge || call.has_mask;
-  uint64_t mask = kNone;
-  if (masked) mask = optional_word(merge ? merged_mask(call) : std::move(call.mask.handle));
+  Handle mask = merge ? merged_mask(call) : std::move(call.mask.handle);
+  Handle sees = rows_to_keep(call, mask);
   uint64_t stack[] = {word(std::move(call.q.handle)),
                       word(std::move(call.k.handle)),
                       word(std::move(call.v.handle)),
-                      mask,
+                      mask ? optional_word(std::move(mask)) : kNone,
                       word(0.0),
                       word(call.causal && !merge),
                       call.has_scale ? optional_word(call.scale) : kNone,
                       word(call.gqa)};
-  return call_op("aten::scaled_dot_product_attention", "", stack);
+  Handle out = call_op("aten::scaled_dot_product_attention", "", stack);
+  return sees ? where(std::move(sees), std::move(out), scalar(0)) : std::move(out);
 }
 
 constexpr Vendor kVendors[] = {
@@ -220,33 +209,6 @@ constexpr Vendor kVendors[] = {
     {"ffpa.triton", no_empty_rows_refusal, nullptr, "autofa_vendors::ffpa_triton", true},
     {"ffpa.cute", square_causal_refusal, nullptr, "autofa_vendors::ffpa_cute"},
 };
-
-// torch's fused kernels mask before they scale and take the largest unscaled score as the largest:
-// with a scale of 0 or less their causal rows are NaN (seen with torch 2.13 on CPU, SDPA included)
-// and large scores overflow. The sign goes into the query instead.
-void make_scale_positive(Call& call) {
-  if (call.scale > 0 || !call.has_scale) return;
-  uint64_t stack[] = {word(std::move(call.q.handle)), word(scalar(call.scale < 0 ? -1 : 0))};
-  call.q.handle = call_op("aten::mul", "Tensor", stack);
-  call.q.read();
-  call.scale = call.scale < 0 ? -call.scale : 1;
-}
-
-// What else torch's kernels answer wrongly (seen with 2.13 on CPU): queries whose rows overlap in
-// memory, in bf16 also one key expanded along the length; and a mask in f32, which they read as f64
-// where the query is f64; on CUDA (2.11) tensors that are off the grid, and masks in f32 with a
-// query of 16 bits. autofa/dispatch/mending.py does the same for calls that come by Python.
-void mend(Call& call) {
-  for (Tensor* tensor : {&call.q, &call.k, &call.v}) {
-    if (rows_overlap(*tensor) || (call.on_cuda() && off_grid(*tensor))) {
-      copy(*tensor, tensor->dtype);
-    }
-  }
-  const bool narrow = call.on_cuda() && call.q.dtype != codes.f32;
-  if (call.has_mask && call.mask.dtype == codes.f32 && (narrow || call.q.dtype == codes.f64)) {
-    copy(call.mask, call.q.dtype);
-  }
-}
 
 }  // namespace
 

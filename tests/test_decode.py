@@ -116,7 +116,14 @@ def test_nan_among_the_keys_seen_is_a_nan(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("heads_q", "heads_kv", "rows", "served"),
-    [(8, 8, 16, True), (64, 1, 1, True), (8, 8, 64, True), (8, 8, 65, False), (16, 1, 17, False)],
+    [
+        (8, 8, 16, True),
+        (64, 1, 1, True),
+        (0, 0, 65, True),
+        (8, 8, 64, True),
+        (8, 8, 65, False),
+        (16, 1, 17, False),
+    ],
 )
 def test_serves_few_queries(heads_q: int, heads_kv: int, rows: int, served: bool) -> None:
     problem = Problem("bf16", 1, heads_q, heads_kv, rows, 4096, 128, 128)

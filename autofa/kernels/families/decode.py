@@ -16,8 +16,8 @@ _LEAST_PART = 4
 
 
 def _rows(problem: Problem) -> int:
-    """Query rows that read one key head."""
-    return problem.seqlen_q * problem.heads_q // problem.heads_kv
+    """Query rows that read one key head. A call may have no heads."""
+    return problem.seqlen_q * problem.heads_q // max(problem.heads_kv, 1)
 
 
 def _few_queries(p: Params, problem: Problem, limits: Limits) -> bool:

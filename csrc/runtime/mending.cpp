@@ -32,8 +32,6 @@ int64_t choice(const Call& call, const Handle& mask) {
   return static_cast<int64_t>(stack[0]);
 }
 
-int64_t bytes_of(int32_t dtype) { return dtype == codes.f64 ? 8 : dtype == codes.f32 ? 4 : 2; }
-
 // The mask with every key of a row side by side, and numbers in it from a multiple of 16 bytes on;
 // what it repeats otherwise stays as it is.
 void widen(Tensor& mask, int64_t keys) {

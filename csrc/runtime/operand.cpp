@@ -44,8 +44,10 @@ bool rows_overlap(const Tensor& tensor) {
   return false;
 }
 
+int64_t bytes_of(int32_t dtype) { return dtype == codes.f64 ? 8 : dtype == codes.f32 ? 4 : 2; }
+
 bool off_grid(const Tensor& tensor) {
-  const int64_t bytes = tensor.dtype == codes.f64 ? 8 : tensor.dtype == codes.f32 ? 4 : 2;
+  const int64_t bytes = bytes_of(tensor.dtype);
   if ((reinterpret_cast<uintptr_t>(tensor.data) & 15) != 0) return true;
   const int64_t last = tensor.rank - 1;
   if (tensor.sizes[last] * bytes % 16 != 0 || tensor.strides[last] != 1) return false;

@@ -23,6 +23,9 @@ void copy(Tensor& tensor, int32_t dtype);
 // have a stride of 0.
 bool rows_overlap(const Tensor& tensor);
 
+// Of one number.
+int64_t bytes_of(int32_t dtype);
+
 // Whether it starts, or a row of it, at no multiple of 16 bytes where a copy would. torch's fused
 // CUDA kernels do not ask: cuDNN gives wrong values, the efficient one a CUDA error, and raises for
 // the strides of sizes of 1 too.

@@ -23,9 +23,10 @@ def _default(problem: Problem, limits: Limits) -> dict[str, Value]:
 
 def _surely_faster(problem: Problem, limits: Limits) -> bool:
     """Where the default measured faster than SDPA throughout: 1.02-2.4x with up to 8 rows per key
-    head, 1.3-7x with grouped heads, in f32 with AVX2 and AVX-512 and in f16 with AVX-512. One query
-    of head dim 128 and more against thousands of keys on one thread is bound by reading them in
-    both (0.98-1.04x).
+    head, 1.3-7x with grouped heads, in f32 with AVX2 and AVX-512 and in f16 with AVX-512; 1.03-3.0x
+    with head dims of 288 to 512 in f32 with AVX-512, at 1024 no more (0.92-1.01x). One query of
+    head dim 128 and more against thousands of keys on one thread is bound by reading them in both
+    (0.98-1.04x).
 
     What is left out: from 9 queries on `cpu.flash` is as fast or faster; beyond 32 rows per key
     head arithmetic binds (0.9-1.5x); for bf16 SDPA has instructions that this kernel does not use.
@@ -33,7 +34,8 @@ def _surely_faster(problem: Problem, limits: Limits) -> bool:
     p = problem
     if p.dtype == "bf16" or (p.dtype == "f16" and limits.capability < 4):
         return False
-    if not 16 <= min(p.head_dim, p.head_dim_v) <= max(p.head_dim, p.head_dim_v) <= 256:
+    most = 512 if p.dtype == "f32" and limits.capability >= 4 else 256
+    if not 16 <= min(p.head_dim, p.head_dim_v) <= max(p.head_dim, p.head_dim_v) <= most:
         return False
     return p.seqlen_q <= 8 and p.seqlen_q * p.heads_q // p.heads_kv <= 32
 

@@ -1,5 +1,5 @@
-// Calls that torch's own kernels answer wrongly, put right; autofa/dispatch/mending.py does the same
-// for those that come by Python.
+// Calls that torch's own kernels answer wrongly, put right; autofa/dispatch/mending.py does the
+// same for those that come by Python.
 #pragma once
 
 #include "call.h"

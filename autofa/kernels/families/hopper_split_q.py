@@ -2,9 +2,9 @@
 
 Measured on an H200, bf16, (2, 16, 8192, D), as shares of a bf16 matmul of 8192^3 in the same run:
 dense 0.62, 0.97 and 1.03 at D = 64, 128 and 256 (cuDNN 0.59, 0.82, 0.90). Causal 0.49, 0.70, 0.98
-(cuDNN 0.54, 0.72, 0.81), by tiles in a fixed order: the counter came after that, and so did the
-softmax that does not wait for maxima. Whole tiles as chunks were best; a second set of weights was
-worth more than more keys in a tile, where both did not fit.
+(cuDNN 0.54, 0.72, 0.81), by tiles in a fixed order. The counter, the softmax that does not wait for
+maxima, and tiles of 64 rows came after that: no GPU has run them. Whole tiles as chunks were best;
+a second set of weights was worth more than more keys in a tile, where both did not fit.
 
 It never answers unmeasured: only `tune` can choose it, which checks each variant that it times.
 """

@@ -11,6 +11,7 @@
 #include "autofa/block/chunk_ring.cuh"
 #include "autofa/block/mask.cuh"
 #include "autofa/block/pair_exchange.cuh"
+#include "autofa/block/register_shares.cuh"
 #include "autofa/block/tile_queue.cuh"
 
 namespace autofa::hopper_cluster_split_d {
@@ -46,6 +47,8 @@ struct Config {
   // with the fewer.
   static constexpr int consumer_registers = columns > 192 ? 240 : 232;
   static constexpr int producer_registers = columns > 192 ? 24 : 40;
+  static_assert(registers_suffice(kConsumers, consumer_registers, producer_registers),
+                "no more registers than the launch has");
 
   // Groups of 64 columns, as TMA writes and wgmma reads them.
   static constexpr int key_groups = (head_dim + 63) / 64;

@@ -10,6 +10,7 @@
 #include "autofa/arch/warpgroup.cuh"
 #include "autofa/block/chunk_ring.cuh"
 #include "autofa/block/mask.cuh"
+#include "autofa/block/register_shares.cuh"
 #include "autofa/block/slice_exchange.cuh"
 #include "autofa/block/tile_queue.cuh"
 
@@ -46,6 +47,8 @@ struct Config {
   static constexpr int slice = (head_dim + 16 * kRanks - 1) / (16 * kRanks) * 16;
   static constexpr int columns = columns_v / kRanks;
   static constexpr int consumer_registers = 240, producer_registers = 24;
+  static_assert(registers_suffice(kConsumers, consumer_registers, producer_registers),
+                "no more registers than the launch has");
 
   // Groups of 64 columns, as TMA writes and wgmma reads them.
   static constexpr int key_groups = (slice + 63) / 64;

@@ -10,6 +10,7 @@
 #include "autofa/arch/warpgroup.cuh"
 #include "autofa/block/chunk_ring.cuh"
 #include "autofa/block/mask.cuh"
+#include "autofa/block/register_shares.cuh"
 #include "autofa/block/tile_board.cuh"
 #include "autofa/block/tile_queue.cuh"
 
@@ -30,10 +31,14 @@ struct Config {
   static constexpr int consumers = block_m / 64;                 // warpgroups of 64 rows
   static constexpr bool counted = causal != AUTOFA_CAUSAL_NONE;  // tiles, as they are taken
   static constexpr int threads = kWarpgroupThreads * (consumers + 1);
-  // The SM's 64 Ki registers, as setmaxnreg shares them out.
+  // The SM's 64 Ki registers, as setmaxnreg shares them out. With 24 the producer of causal tiles
+  // spills 88 bytes, once a tile; with 40, which leaves 232, consumers spill in their loop.
   static constexpr int consumer_registers = consumers == 3 ? 160 : 240;
-  static constexpr int producer_registers = 32;
+  static constexpr int producer_registers = consumers == 2 ? 24 : 32;
 
+  static_assert(consumers == 1 ||
+                    registers_suffice(consumers, consumer_registers, producer_registers),
+                "no more registers than the launch has");
   static_assert(mask == AUTOFA_MASK_NONE, "explicit masks are for other families");
   static_assert(block_m % 64 == 0 && consumers >= 1 && consumers <= 3, "rows of warpgroups");
   static_assert(head_dim % 8 == 0 && head_dim <= 256, "one wgmma has at most 256 columns");

@@ -72,6 +72,8 @@ def test_same_bits_on_any_number_of_threads(library: Library, mask: str) -> None
         ("1,32/8,4/4096,128", "f16", "additive", "x86-64-v4", True),
         ("1,32/8,4/4096,128", "f16", "none", "x86-64-v3", False),
         ("1,8,1/4096,64", "bf16", "none", "x86-64-v4", False),
+        ("1,32/8,1/4096,128", "bf16", "none", "x86-64-v4", True),
+        ("1,32/8,1/4096,128", "bf16", "none", "x86-64-v3", False),
         ("1,8,9/4096,64", "f32", "none", "x86-64-v4", False),
         ("1,32/1,2/512,64", "f32", "none", "x86-64-v4", False),
         ("1,8,1/4096,512", "f32", "none", "x86-64-v4", True),

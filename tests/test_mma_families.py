@@ -37,8 +37,9 @@ KINDS = (
     Kind("f16", "none", 8),
     Kind("bf16", "additive", 64),
 )
-# For families of large head dims only.
+# For families of large head dims only, and of the largest.
 _WIDE_KINDS = (Kind("f16", "causal", 288), Kind("bf16", "none", 512))
+_WIDEST_KINDS = (Kind("f16", "causal", 520), Kind("bf16", "none", 1024))
 # Their cases in turn: each variant takes some, all together take each twice.
 _CASES_EACH = 4
 _SLOW_KINDS = (
@@ -51,7 +52,11 @@ _SLOW_KINDS = (
 
 @functools.cache
 def sample(family: KernelFamily) -> list[Variant]:
-    kinds = KINDS if KINDS[0].head_dim in family.domain.head_dims else _WIDE_KINDS
+    kinds = next(
+        kinds
+        for kinds in (KINDS, _WIDE_KINDS, _WIDEST_KINDS)
+        if kinds[0].head_dim in family.domain.head_dims
+    )
     return cuda_variants.cover(family, kinds, H200)
 
 

@@ -171,7 +171,13 @@ def test_odd_cases_are_right(family: KernelFamily) -> None:
     limits = devices.limits(torch.device("cuda", 0))
     kinds = [
         cuda_variants.Kind(dtype, mask, head_dim)
-        for head_dim, dtype in ((64, "bf16"), (72, "f16"), (256, "bf16"), (512, "f16"))
+        for head_dim, dtype in (
+            (64, "bf16"),
+            (72, "f16"),
+            (256, "bf16"),
+            (512, "f16"),
+            (1024, "bf16"),
+        )
         for mask in MASKS
     ]
     variants = cuda_variants.cover(family, kinds, limits)

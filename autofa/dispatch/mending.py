@@ -137,8 +137,9 @@ def rows_to_keep(
     cuDNN, which gives them a mean of the values (torch 2.11, an H200); else None."""
     if mask is None or not query.is_cuda:
         return None
-    known = not torch.compiler.is_compiling() and _functorch() is None
-    if known and not torch.is_autocast_enabled("cuda"):  # which may change what SDPA is asked
+    real = type(query) in (Tensor, torch.nn.Parameter) and not torch.compiler.is_compiling()
+    # Autocast changes what SDPA is asked.
+    if real and _functorch() is None and not torch.is_autocast_enabled("cuda"):
         choice = _choice(query, key, value, mask, 0.0, False, scale=None, enable_gqa=enable_gqa)
         if choice != _CUDNN:
             return None

@@ -4,7 +4,8 @@ Measured on an H200, bf16, (2, 16, 8192, D), as shares of a bf16 matmul of 8192^
 dense 0.62, 0.97 and 1.03 at D = 64, 128 and 256 (cuDNN 0.59, 0.82, 0.90). Causal 0.49, 0.70, 0.98
 (cuDNN 0.54, 0.72, 0.81), by tiles in a fixed order. The counter, the softmax that does not wait for
 maxima, and tiles of 64 rows came after that: no GPU has run them. Whole tiles as chunks were best;
-a second set of weights was worth more than more keys in a tile, where both did not fit.
+a second set of weights was worth more than more keys in a tile, where both did not fit. Turns took
+dense D = 64 from 414 to 454 TFLOP/s, and D = 128 from 736 to 743 (n128, w2; launches included).
 
 It never answers unmeasured: only `tune` can choose it, which checks each variant that it times.
 """
@@ -96,7 +97,7 @@ def _heads(problem: Problem) -> int:
 
 
 def _default(problem: Problem, limits: Limits) -> dict[str, Value]:
-    """Whole tiles as chunks, and as many keys as the registers allow."""
+    """Whole tiles as chunks, as many keys as the registers allow, and turns where they gained."""
     wider = max(problem.head_dim, problem.head_dim_v)
     block_n, weight_sets = next(
         tile for last, tile in ((128, (128, 2)), (192, (96, 2)), (256, (80, 1))) if wider <= last
@@ -109,6 +110,7 @@ def _default(problem: Problem, limits: Limits) -> dict[str, Value]:
         weight_sets=weight_sets,
         heads=_heads(problem) if problem.causal else 1,
     )
+    p.turns = int(wider <= 128 and p.block_m > 64)
     p.stages = _stages(p, problem, limits)
     return dict(vars(p))
 
@@ -127,6 +129,7 @@ FAMILY = KernelFamily(
         Param("chunks", (1, 2), "c{}", about="of a tile: of keys along the head dim"),
         hopper.stages(_STAGES),
         Param("weight_sets", (1, 2), "w{}", about="2: the next weights do not wait for the output"),
+        Param("turns", (0, 1), "t{}", about="1: warpgroups issue a tile's products in turn"),
         hopper.heads(),
     ),
     constraints=(
@@ -143,6 +146,11 @@ FAMILY = KernelFamily(
             "small grid",
             "one consumer is for so few rows that not every SM has two of 64",
             lambda p, problem, limits: p.block_m > 64 or _tiles(problem, 128) < limits.units,
+        ),
+        Constraint(
+            "turns",
+            "several consumers take turns, each with whole tiles",
+            lambda p, problem, limits: p.turns == 0 or (p.block_m > 64 and p.chunks == 1),
         ),
         Constraint(
             "chunks",

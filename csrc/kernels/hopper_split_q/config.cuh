@@ -27,6 +27,7 @@ struct Config {
   static constexpr int columns_v = Params::columns_v;  // the value head dim, filled up
   static constexpr int chunks = Params::chunks;        // of a tile of keys, and of one of values
   static constexpr int weight_sets = Params::weight_sets;
+  static constexpr bool turns = Params::turns;  // warpgroups issue their products in turn
 
   static constexpr int consumers = block_m / 64;                 // warpgroups of 64 rows
   static constexpr bool counted = causal != AUTOFA_CAUSAL_NONE;  // tiles, as they are taken
@@ -39,6 +40,7 @@ struct Config {
   static_assert(consumers == 1 ||
                     registers_suffice(consumers, consumer_registers, producer_registers),
                 "no more registers than the launch has");
+  static_assert(!turns || consumers > 1, "turns are taken among several");
   static_assert(mask == AUTOFA_MASK_NONE, "explicit masks are for other families");
   static_assert(block_m % 64 == 0 && consumers >= 1 && consumers <= 3, "rows of warpgroups");
   static_assert(head_dim % 8 == 0 && head_dim <= 256, "one wgmma has at most 256 columns");

@@ -4,6 +4,9 @@
 // The scores of the next keys are multiplied out before the output of these, so that their softmax
 // runs while the tensor cores work on the output. What is multiplied comes in chunks; one is always
 // under way while the next is waited for, and the buffer of the one before is released.
+//
+// With turns, warpgroups issue a tile's products one after another, so that one's softmax runs
+// beside the other's products. All of a thread block take as many turns, whatever they need of it.
 #pragma once
 
 #include "autofa/block/chunk_products.cuh"
@@ -40,6 +43,7 @@ class Consumer {
     const SoftmaxScale scale(call_.scale);
     typename C::Queue queue(call_);
     TileBoardTurn board(memory_.board());
+    if (C::turns && index_ == C::consumers - 1) pass_turn();  // the first is the first one's
     RowTile at;
 #pragma unroll 1
     for (uint32_t index = board.read(); index != TileBoard::none; index = board.read()) {
@@ -62,7 +66,11 @@ class Consumer {
         store(softmax, mask, at, first_row, own.end);
       } else {
         if (of_block.end > 0) release_queries();
-        ring_.skip(of_block.end * 2 * C::chunks);
+        if (of_block.end > 0) {
+          ring_.skip(C::chunks);
+          skip_tiles(of_block.end - 1);
+          ring_.skip(C::chunks);
+        }
         store_rows_without_keys(call_, at, first_row, 0, static_cast<int>(call_.head_dim_v), true);
       }
     }
@@ -114,11 +122,13 @@ class Consumer {
   __device__ __forceinline__ void step(RowSoftmax& softmax, const typename C::Mask& mask,
                                        const KeyTiles& tiles, int row, int tile,
                                        const Weights& weights, Weights& next) {
+    if constexpr (C::turns) wait_for_turn();
     multiply_keys(tile > 0);
     if constexpr (C::weight_sets == 2) settle();
     for_each_chunk<C::chunks>([&](auto index) {
       constexpr int chunk = decltype(index)::value;
       multiply_values<chunk>(weights, tile > 0);
+      if constexpr (C::turns && chunk + 1 == C::chunks) pass_turn();
       wgmma_wait<1>();
       ring_.release();
       if constexpr (chunk == 0) {
@@ -158,7 +168,10 @@ class Consumer {
       if (tiles > 1) ring_.release();
       settle();
     }
-    if (others > 0) ring_.skip(C::chunks);  // of the next tile: they come before these values
+    if (others > 0) {
+      skip_turn();
+      ring_.skip(C::chunks);  // of the next tile: they come before these values
+    }
     for_each_chunk<C::chunks>([&](auto index) {
       constexpr int chunk = decltype(index)::value;
       multiply_values<chunk>(weights, tiles > 1);
@@ -170,7 +183,37 @@ class Consumer {
     wgmma_wait<0>();
     ring_.release();
     wgmma_landed(out_);
-    if (others > 0) ring_.skip(others * 2 * C::chunks - C::chunks);
+    if (others > 0) {
+      skip_tiles(others - 1);
+      ring_.skip(C::chunks);
+    }
+  }
+
+  // What only other warpgroups need: keys of a tile, and values of the one before. Turn by turn,
+  // as the others wait for chunks that this one holds.
+  __device__ __forceinline__ void skip_tiles(int tiles) {
+#pragma unroll 1
+    for (; tiles > 0; --tiles) {
+      skip_turn();
+      ring_.skip(2 * C::chunks);
+    }
+  }
+
+  // Of a warpgroup's barrier: it waits there for its turn, the one before it only arrives. Those of
+  // run() come before.
+  static constexpr int first_turn_barrier = 1 + C::consumers;
+  __device__ __forceinline__ void wait_for_turn() const {
+    named_barrier_sync(first_turn_barrier + index_, 2 * kWarpgroupThreads);
+  }
+  __device__ __forceinline__ void pass_turn() const {
+    const int next = index_ + 1 == C::consumers ? 0 : index_ + 1;
+    named_barrier_arrive(first_turn_barrier + next, 2 * kWarpgroupThreads);
+  }
+  __device__ __forceinline__ void skip_turn() const {
+    if constexpr (C::turns) {
+      wait_for_turn();
+      pass_turn();
+    }
   }
 
   // scores = q k^T of the next tile, of which the last chunk stays under way. With two sets of

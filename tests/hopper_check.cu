@@ -146,13 +146,13 @@ __global__ void __launch_bounds__(32) swap(const __grid_constant__ Call call) {
     uint32_t got[4];
     load_shared_16(got, buffer + threadIdx.x * 16);
     const uint32_t one = load_shared_4(buffer + 512 + threadIdx.x * 4);
+    const uint32_t sum = got[0] + got[1] + got[2] + got[3] + one;
+    call.out[(blockIdx.x * 2 + round) * 32 + threadIdx.x] = static_cast<float>(sum);
     __syncwarp();
     if (threadIdx.x == 0) {
       if (round == 0) mbarrier_arrive_expect(full, 32 * 20);
       mbarrier_arrive_remote(map_to_rank(empty, peer));
     }
-    const uint32_t sum = got[0] + got[1] + got[2] + got[3] + one;
-    call.out[(blockIdx.x * 2 + round) * 32 + threadIdx.x] = static_cast<float>(sum);
   }
   cluster_sync();
 }

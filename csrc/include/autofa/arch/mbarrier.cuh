@@ -33,9 +33,10 @@ __device__ __forceinline__ void mbarrier_arrive_expect(uint32_t barrier, int byt
                : "memory");
 }
 
-// Arrives at a barrier of another thread block of the cluster, by its map_to_rank() address, once
-// what the thread has read from shared memory is there. To have that block see its writes too, the
-// arrival would have to release at the cluster's scope: a fence of all memory.
+// Arrives at a barrier of another thread block of the cluster, by its map_to_rank() address. Orders
+// nothing: that block sees this thread's writes only after a release at the cluster's scope, a
+// fence of all memory, and loads before it may still be under way. Who says with it that a buffer
+// has been read must have used what was loaded.
 __device__ __forceinline__ void mbarrier_arrive_remote(uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];\n" ::"r"(barrier) : "memory");
 }

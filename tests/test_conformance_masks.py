@@ -206,6 +206,7 @@ def test_masks_of_other_dtypes_are_refused(device: str, dtype: torch.dtype) -> N
 
 
 @each_kernel
+@pytest.mark.filterwarnings("ignore:Warning. Profiler clears events")
 def test_an_expanded_mask_is_not_copied_in_full(kernel: Subject) -> None:
     """By our own kernels; those of other libraries may."""
     if kernel.family is None:

@@ -100,6 +100,9 @@ def mended(
     mask in f32 with a query of 16 bits gave NaN; see also `off_grid`, `whole_rows`, `rows_to_keep`.
     """
     query, key, value = on_grid(query), on_grid(key), on_grid(value)
+    if query.is_cuda and not query.shape[-1] and not key.shape[-1]:
+        # torch's cuDNN backend returns None for a head dim of 0 (2.11); its scores are zeros.
+        query, key = (torch.nn.functional.pad(tensor, (0, 8)) for tensor in (query, key))
     if not (query.is_contiguous() and key.is_contiguous() and value.is_contiguous()):
         query, key, value = _apart(query), _apart(key), _apart(value)
     attn_mask = whole_rows(attn_mask, key.shape[-2])
@@ -119,15 +122,10 @@ def mended(
     return query, key, value, attn_mask
 
 
-def rows_of_triangle(query: Tensor, key: Tensor) -> Tensor | None:
-    """True, (Nq, 1), for rows that see a key of a lower-right triangle; None where all do.
-
-    torch's form of it gives the others a mean of the values (2.11, an H200).
-    """
-    blind = query.shape[-2] - key.shape[-2]
-    if blind <= 0 or not query.is_cuda:
-        return None
-    return torch.arange(query.shape[-2], device=query.device)[:, None] >= blind
+def blind_rows(query: Tensor, key: Tensor) -> int:
+    """How many of the first rows see no key of a lower-right triangle, where torch's CUDA kernels
+    give them a mean of the values, and the rows after them what upper rows see (2.11, an H200)."""
+    return max(0, query.shape[-2] - key.shape[-2]) if query.is_cuda else 0
 
 
 def rows_to_keep(

@@ -8,13 +8,7 @@ from torch._C._nn import scaled_dot_product_attention as sdpa  # F's own, whatev
 from torch.autograd import forward_ad
 
 from autofa.dispatch.keys import DEVICE_TYPES
-from autofa.dispatch.mending import (
-    mended,
-    nothing_seen,
-    rows_of_triangle,
-    rows_to_keep,
-    sees_nothing,
-)
+from autofa.dispatch.mending import blind_rows, mended, nothing_seen, rows_to_keep, sees_nothing
 from autofa.runtime.tensors import positive, validate
 
 # Subclasses that are ordinary tensors to whoever computes with them: modules' parameters, and the
@@ -215,15 +209,16 @@ def plain(
     if query.is_cuda and sees_nothing(query, key, value, enable_gqa):
         validate(query, key, value, None if bias else attn_mask, is_causal, enable_gqa)
         return nothing_seen(query, key, value, enable_gqa)
+    if bias and is_lower_right(attn_mask) and (blind := blind_rows(query, key)):
+        seeing = query[..., blind:, :]
+        out = plain(seeing, key, value, None, dropout_p, True, scale, enable_gqa)
+        return torch.nn.functional.pad(out, (0, 0, blind, 0))
     query, key, value, mask = mended(query, key, value, None if bias else attn_mask, enable_gqa)
     attn_mask = attn_mask if bias else mask
     if is_causal and attn_mask is not None and not bias:
         attn_mask, is_causal = both_masks(attn_mask, query, key), False
     query, scale, factor = positive(query, scale)
-    if bias:
-        kept = rows_of_triangle(query, key) if is_lower_right(attn_mask) else None
-    else:
-        kept = rows_to_keep(query, key, value, attn_mask, enable_gqa)
+    kept = None if bias else rows_to_keep(query, key, value, attn_mask, enable_gqa)
     out = untouched(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
     if kept is not None:
         out = torch.where(kept, out, 0.0)

@@ -44,7 +44,7 @@ def default_heads(problem: Problem) -> int:
     """8 where a causal mask leaves tiles of unequal length, as far as there are so many."""
     if not problem.causal:
         return 1
-    return max(h for h in HEADS if h <= min(8, problem.batch * problem.heads_q))
+    return max(h for h in HEADS if h <= min(8, max(1, problem.batch * problem.heads_q)))
 
 
 def heads_in_turn() -> Constraint:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -76,24 +75,25 @@ def run(
 
 
 def launch_once(kernel: int, problem: Problem, device: torch.device) -> None:
-    """Loads a kernel of ours or of another library onto a CUDA device, by a call of a few rows: its
-    first launch may not be captured."""
+    """Calls a kernel on a CUDA device with made-up tensors, before it may be captured.
+
+    A first launch loads the kernel onto the device; other libraries, SDPA's cuDNN among them, also
+    compile for the very shape.
+    """
     import torch
 
     from autofa.runtime.tensors import TORCH_DTYPES, make_inputs
 
-    if device.type != "cuda" or kernel == SDPA:
+    if device.type != "cuda":
         return
-    rows, keys = min(problem.seqlen_q, 16), min(problem.seqlen_k, 16)
-    groups = problem.heads_q // problem.heads_kv
-    few = replace(problem, batch=1, heads_q=groups, heads_kv=1, seqlen_q=rows, seqlen_k=keys)
     mask = None
     if problem.mask in EXPLICIT_MASKS:
         kind = torch.bool if problem.mask == "bool" else TORCH_DTYPES[problem.dtype]
-        mask = torch.ones(rows, keys, dtype=kind, device=device)
+        mask = torch.ones(problem.seqlen_q, problem.seqlen_k, dtype=kind, device=device)
     causal, lower_right = problem.mask.startswith("causal"), problem.mask == "causal_lower_right"
-    with suppress(RuntimeError):  # it refuses so few rows, or this device
-        run(kernel, *make_inputs(few, device, 0), mask, causal, None, groups > 1, lower_right)
+    grouped = problem.heads_q != problem.heads_kv
+    with suppress(RuntimeError):  # it refuses the call, or memory is short
+        run(kernel, *make_inputs(problem, device, 0), mask, causal, None, grouped, lower_right)
 
 
 def run_with_lse(

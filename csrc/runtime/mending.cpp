@@ -1,5 +1,6 @@
 #include "mending.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -71,6 +72,45 @@ Handle where(Handle condition, Handle chosen, Handle other) {
   return call_op("aten::where", "self", stack);
 }
 
+namespace {
+
+// torch's cuDNN backend returns no tensor at all for a head dim of 0 (2.11): its scores are those
+// of zeros.
+void give_a_head_dim(Tensor& tensor) {
+  int64_t sizes[kMaxRank], strides[kMaxRank], stride = 8;
+  const int64_t last = tensor.rank - 1;
+  std::copy_n(tensor.sizes, tensor.rank, sizes);
+  sizes[last] = 8;
+  strides[last] = 1;
+  for (int64_t i = last; i-- > 0; stride *= sizes[i]) strides[i] = stride;
+  Handle zeros;
+  check(aoti_torch_empty_strided(tensor.rank, sizes, strides, tensor.dtype, tensor.device_type,
+                                 tensor.device_index, zeros.receive()),
+        "allocating an operand");
+  check(aoti_torch_zero_(zeros.get()), "filling an operand");
+  tensor.handle = std::move(zeros);
+  tensor.read();
+}
+
+// The query with the leading dims of the output: torch adds a mask to scores of the query's and
+// key's dims in place, and raises where the mask has more.
+void spread(Call& call) {
+  Tensor& query = call.q;
+  int64_t sizes[kMaxRank], strides[kMaxRank];
+  bool wider = false;
+  for (int64_t i = 0; i < query.rank; ++i) {
+    const bool leading = i < query.rank - 2;
+    sizes[i] = leading ? call.out_sizes[i] : query.sizes[i];
+    strides[i] = sizes[i] == query.sizes[i] ? query.strides[i] : 0;
+    wider |= sizes[i] != query.sizes[i];
+  }
+  if (!wider) return;
+  query.handle = view(query.handle.get(), query.rank, sizes, strides);
+  query.read();
+}
+
+}  // namespace
+
 // Queries whose rows overlap in memory, in bf16 also one key expanded along the length (seen with
 // torch 2.13 on CPU); a mask in f32, read as f64 where the query is f64. On CUDA (2.11) tensors
 // that are off the grid, masks in f32 with a query of 16 bits, and masks whose last dim is expanded
@@ -82,7 +122,12 @@ void mend(Call& call) {
       copy(*tensor, tensor->dtype);
     }
   }
+  if (call.on_cuda() && call.q.size(1) == 0) {
+    give_a_head_dim(call.q);
+    give_a_head_dim(call.k);
+  }
   if (!call.has_mask) return;
+  if (!call.gqa && call.q.rank >= std::max(call.k.rank, call.v.rank)) spread(call);
   if (call.on_cuda()) widen(call.mask, call.k.size(2));
   const bool narrow = call.on_cuda() && call.q.dtype != codes.f32;
   if (call.mask.dtype == codes.f32 && (narrow || call.q.dtype == codes.f64)) {

@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 
 #include <cstring>
+#include <limits>
 
 #include "call.h"
 #include "face_memory.h"
@@ -303,10 +304,11 @@ Object* attend(const python::Functions& python, Object* const* call) {
     Answer answer = known(shape_of(call[0], views, 3, options));
     if (answer == Answer::kUnknown && !trains) answer = known(shape_of(call[0], views, 1, 8));
     if (answer == Answer::kSdpa) {
-      // Torch's own function needs none of the questions below. Scales of 0 or less, and NaN, it
-      // gets wrong.
-      const bool right = (given == nullptr || number > 0) && ordinary(call[0], views[0]) &&
-                         ordinary(call[1], views[1]) && ordinary(call[2], views[2]);
+      // Torch's own function needs none of the questions below. Scales of 0 or less, NaN, and those
+      // that f32 does not hold in full it gets wrong.
+      const bool right = (given == nullptr || number >= std::numeric_limits<float>::min()) &&
+                         ordinary(call[0], views[0]) && ordinary(call[1], views[1]) &&
+                         ordinary(call[2], views[2]);
       return right ? by_sdpa(python, call, views[0], causal, scale, gqa) : nullptr;
     }
     if (answer == Answer::kUnknown) return nullptr;

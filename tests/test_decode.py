@@ -4,6 +4,7 @@ blocks, grouped heads as rows, parts that see nothing; its plans; where its doma
 from __future__ import annotations
 
 import ctypes
+import subprocess
 from pathlib import Path
 
 import cuda_variants
@@ -11,10 +12,12 @@ import pytest
 import torch
 from cuda_variants import Case
 
+from autofa import compiler, settings
 from autofa.device import cuda_limits
 from autofa.kernels.families.decode import FAMILY
 from autofa.kernels.family import Variant
 from autofa.problem import MASKS, Problem
+from autofa.resources import csrc_dir
 from autofa.runtime import abi
 
 H200 = cuda_limits("sm_90a", 132)
@@ -97,6 +100,56 @@ def test_keys_are_split_until_every_multiprocessor_has_work(tmp_path: Path) -> N
     assert splits(library, (1, 1), 1, 100, 64) == 0  # two parts would cost more than they save
 
 
+@pytest.fixture(scope="module")
+def rule(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    """`launch.cuh` alone, as the host compiles it."""
+    folder, root = tmp_path_factory.mktemp("rule"), csrc_dir()
+    source, library = folder / "rule.cpp", folder / "rule.so"
+    source.write_text("""#include "kernels/decode/launch.cuh"
+extern "C" int splits(long rows, long keys, int block_n, int processors, int each, int buffers) {
+  const int enough = processors * autofa::decode::enough_blocks(each, buffers);
+  return autofa::decode::choose_splits(rows, keys, block_n, processors * each, enough);
+}
+""")
+    command = compiler.find("cpu", settings.load()).command
+    includes = [f"-I{place}" for place in (cuda_variants.EMULATOR, root, root / "include")]
+    flags = ("-std=c++17", "-O1", "-shared", "-fPIC", "-w")
+    subprocess.run([*command, *flags, *includes, str(source), "-o", str(library)], check=True)
+    return ctypes.CDLL(str(library))
+
+
+@pytest.mark.parametrize(
+    ("row_blocks", "keys", "block_n", "each", "buffers", "splits"),
+    [
+        (8, 4096, 64, 2, 104448, 16),  # as fast with a block per SM as with two
+        (8, 8192, 16, 2, 104448, 16),
+        (64, 8192, 64, 2, 104448, 2),
+        (128, 4096, 64, 2, 104448, 1),
+        (8, 2048, 64, 2, 110592, 16),
+        (32, 16384, 16, 2, 73728, 8),  # too little on the way for one block alone
+        (8, 16384, 16, 2, 77824, 33),
+        (8, 512, 64, 2, 104448, 8),  # a tile each
+        (512, 1024, 64, 2, 104448, 1),  # enough without splitting
+        (140, 8192, 64, 2, 104448, 1),  # all run at once, and read as fast as they can
+        (140, 8192, 64, 1, 139264, 6),  # else a second wave would be of 8 blocks
+        (100, 8192, 128, 1, 139264, 5),  # evens out the last wave
+        (1, 64, 64, 2, 104448, 1),
+    ],
+)
+def test_keys_are_split_as_far_as_that_is_faster(
+    rule: ctypes.CDLL,
+    row_blocks: int,
+    keys: int,
+    block_n: int,
+    each: int,
+    buffers: int,
+    splits: int,
+) -> None:
+    """On 132 SMs; the first seven were the fastest of those measured on an H200."""
+    found = rule.splits(ctypes.c_long(row_blocks), ctypes.c_long(keys), block_n, 132, each, buffers)
+    assert found == splits
+
+
 def test_nan_among_the_keys_seen_is_a_nan(tmp_path: Path) -> None:
     """Of one part of the keys only: it must survive being added up."""
     library = cuda_variants.emulated(variant("d64-m16n64-k4-c1-s2-f16-none"), tmp_path)
@@ -140,6 +193,23 @@ def test_every_head_dim_has_a_default_everywhere() -> None:
                 default = FAMILY.default_variant(problem, limits)
                 assert default is not None
                 assert default.refusal(problem, limits) is None, (arch, default.slug)
+
+
+@pytest.mark.parametrize(
+    ("heads", "rows", "head_dim", "text"),
+    [
+        (32, 1, 128, "m16n128-k4-c1-s2"),
+        (8, 1, 512, "m16n64-k2-c4-s1"),
+        (64, 4, 256, "m32n32-k2-c4-s2"),
+    ],
+)
+def test_default_is_what_was_fastest_on_an_h200(
+    heads: int, rows: int, head_dim: int, text: str
+) -> None:
+    problem = Problem("bf16", 1, heads, 8, rows, 8192, head_dim, head_dim)
+    default = FAMILY.default_variant(problem, H200)
+    assert default is not None
+    assert default.slug == f"mma.decode-d{head_dim}-{text}-bf16-none"
 
 
 def test_never_answers_unmeasured() -> None:

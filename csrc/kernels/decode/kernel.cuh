@@ -117,7 +117,10 @@ struct Kernel {
 
   static SplitCall split(const autofa_params& call, const Packing& packing, const Room& room) {
     const int64_t row_blocks = call.batch * call.heads_kv * packing.row_blocks(C::block_m);
-    return {call, choose_splits(row_blocks, call.seqlen_k, C::block_n, room.blocks)};
+    const int64_t at_once = int64_t{room.processors} * room.blocks_each;
+    const int64_t enough =
+        int64_t{room.processors} * enough_blocks(room.blocks_each, C::warps * C::ring_bytes);
+    return {call, choose_splits(row_blocks, call.seqlen_k, C::block_n, at_once, enough)};
   }
 };
 

@@ -4,20 +4,17 @@
 // The scores of the next keys are multiplied out before the output of these, so that their softmax
 // runs while the tensor cores work on the output. What is multiplied comes in chunks; one is always
 // under way while the next is waited for, and the buffer of the one before is released.
-//
-// With turns, warpgroups issue a tile's products one after another, so that one's softmax runs
-// beside the other's products. All of a thread block take as many turns, whatever they need of it.
 #pragma once
 
 #include "autofa/block/chunk_products.cuh"
 #include "autofa/block/epilogue.cuh"
-#include "autofa/block/fragment_store.cuh"
 #include "autofa/block/mapped_call.cuh"
-#include "autofa/block/row_repair.cuh"
 #include "autofa/block/scheduler.cuh"
 #include "autofa/block/warpgroup_rows.cuh"
 #include "config.cuh"
 #include "row_softmax.cuh"
+#include "tile_output.cuh"
+#include "turns.cuh"
 
 namespace autofa::hopper_split_q {
 
@@ -37,13 +34,14 @@ class Consumer {
         memory_(memory),
         index_(index),
         rows_(static_cast<int>(call_.seqlen_q)),
+        turns_(index),
         ring_(memory.ring()) {}
 
   __device__ __forceinline__ void run() {
     const SoftmaxScale scale(call_.scale);
     typename C::Queue queue(call_);
     TileBoardTurn board(memory_.board());
-    if (C::turns && index_ == C::consumers - 1) pass_turn();  // the first is the first one's
+    turns_.begin();
     RowTile at;
 #pragma unroll 1
     for (uint32_t index = board.read(); index != TileBoard::none; index = board.read()) {
@@ -63,7 +61,8 @@ class Consumer {
       }
       if (own.end > 0) {
         attend(softmax, mask, own, of_block.end, first_row + row_of_thread());
-        store(softmax, mask, at, first_row, own.end);
+        softmax.finish();
+        store_tile<Element>(out_, softmax, mask, call_, at, first_row, own.end * C::block_n);
       } else {
         if (of_block.end > 0) release_queries();
         if (of_block.end > 0) {
@@ -122,13 +121,13 @@ class Consumer {
   __device__ __forceinline__ void step(RowSoftmax& softmax, const typename C::Mask& mask,
                                        const KeyTiles& tiles, int row, int tile,
                                        const Weights& weights, Weights& next) {
-    if constexpr (C::turns) wait_for_turn();
+    turns_.wait();
     multiply_keys(tile > 0);
     if constexpr (C::weight_sets == 2) settle();
     for_each_chunk<C::chunks>([&](auto index) {
       constexpr int chunk = decltype(index)::value;
       multiply_values<chunk>(weights, tile > 0);
-      if constexpr (C::turns && chunk + 1 == C::chunks) pass_turn();
+      if constexpr (chunk + 1 == C::chunks) turns_.pass();
       wgmma_wait<1>();
       ring_.release();
       if constexpr (chunk == 0) {
@@ -169,7 +168,7 @@ class Consumer {
       settle();
     }
     if (others > 0) {
-      skip_turn();
+      turns_.skip();
       ring_.skip(C::chunks);  // of the next tile: they come before these values
     }
     for_each_chunk<C::chunks>([&](auto index) {
@@ -194,25 +193,8 @@ class Consumer {
   __device__ __forceinline__ void skip_tiles(int tiles) {
 #pragma unroll 1
     for (; tiles > 0; --tiles) {
-      skip_turn();
+      turns_.skip();
       ring_.skip(2 * C::chunks);
-    }
-  }
-
-  // Of a warpgroup's barrier: it waits there for its turn, the one before it only arrives. Those of
-  // run() come before.
-  static constexpr int first_turn_barrier = 1 + C::consumers;
-  __device__ __forceinline__ void wait_for_turn() const {
-    named_barrier_sync(first_turn_barrier + index_, 2 * kWarpgroupThreads);
-  }
-  __device__ __forceinline__ void pass_turn() const {
-    const int next = index_ + 1 == C::consumers ? 0 : index_ + 1;
-    named_barrier_arrive(first_turn_barrier + next, 2 * kWarpgroupThreads);
-  }
-  __device__ __forceinline__ void skip_turn() const {
-    if constexpr (C::turns) {
-      wait_for_turn();
-      pass_turn();
     }
   }
 
@@ -294,36 +276,10 @@ class Consumer {
     if (threadIdx.x % 32 == 0) mbarrier_arrive(memory_.queries_free(index_));
   }
 
-  __device__ __forceinline__ void store(RowSoftmax& softmax, const typename C::Mask& mask,
-                                        const RowTile& at, int first_row, int tiles) {
-    softmax.finish();
-    void* matrix = matrix_at(call_.out, call_.out_strides, at.batch, at.head_q);
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int row = first_row + row_of_thread() + half * 8;
-      store_row<Element>(out_, half, softmax.normalizer(half),
-                         static_cast<char*>(matrix) + row * call_.out_strides[2] * 2,
-                         static_cast<int>(call_.head_dim_v), row < rows_);
-    }
-    if (call_.lse != nullptr) {
-      const int64_t sequence = at.batch * call_.heads_q + at.head_q;
-      float* sums = call_.lse + sequence * rows_;
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int row = first_row + row_of_thread() + half * 8;
-        if (threadIdx.x % 4 == 0 && row < rows_) sums[row] = softmax.log_sum(0, half);
-      }
-    }
-    if constexpr (C::Mask::hides_values) {
-      const RowRepair<Element> repairer(call_, at.batch, at.head_q, at.head_kv);
-      repair_rows(repairer, out_, softmax, mask, first_row + warp_row(), rows_,
-                  min(tiles * C::block_n, static_cast<int>(call_.seqlen_k)));
-    }
-  }
-
   const autofa_params& call_;
   const Memory<C> memory_;
   const int index_, rows_;
+  const Turns<C::consumers, C::turns> turns_;
   typename C::Ring::Reader ring_;
   uint32_t full_parity_ = 0;
   float scores_[1][C::block_n / 8][4];

@@ -34,8 +34,11 @@ __device__ __forceinline__ void store_tile(const float (&out)[Blocks][4], const 
   }
   if constexpr (Mask::hides_values) {
     const RowRepair<Element> repairer(call, at.batch, at.head_q, at.head_kv);
-    repair_rows(repairer, out, softmax, mask, first_row + warp_row(), rows,
-                min(keys, static_cast<int>(call.seqlen_k)));
+    // For the compiler, which cannot tell otherwise that a warp's loops in there end together, and
+    // then has nothing in uniform registers, the products' descriptors neither.
+    const int first = __shfl_sync(~0u, first_row + warp_row(), 0);
+    const int end = __shfl_sync(~0u, min(keys, static_cast<int>(call.seqlen_k)), 0);
+    repair_rows(repairer, out, softmax, mask, first, rows, end);
   }
 }
 

@@ -12,10 +12,10 @@ Chunks of 4 groups were slower everywhere (0.50 to 0.79 dense), as were those of
 keys where longer ones fit (0.73 at 384). Under a causal mask tiles of 8 heads in turn were the
 best, of fewer the worse: at 512 0.69, 0.57 and 0.40 with 8, 4 and 1.
 
-With one copy for a chunk of several groups, as now, and short calls' share of the host's time, it
-was 617, 0.83, at 512 dense and 548, 0.72, causal, where the first version had 542 and 492 beside
-it. Other head dims are not measured. So the family never answers unmeasured: only `tune` can choose
-it, which checks each variant that it times.
+With one copy for a chunk of several groups, as now, it was 617, 0.83, at 512 dense and 548, 0.72,
+causal, in a run in which the first version was 542 and 492. Other head dims are not measured. So
+the family never answers unmeasured: only `tune` can choose it, which checks each variant that it
+times.
 """
 
 from __future__ import annotations

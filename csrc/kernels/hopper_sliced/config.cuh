@@ -16,9 +16,7 @@
 
 namespace autofa::hopper_sliced {
 
-constexpr int kRanks = 4;            // thread blocks of a cluster
-constexpr int kConsumers = 2;        // warpgroups of a block, of 64 rows each
-constexpr int kSquaresPerChunk = 2;  // of values: 16 keys each
+constexpr int kConsumers = 2;  // warpgroups of a block, of 64 rows each
 
 template <class Params>
 struct Config {
@@ -35,17 +33,22 @@ struct Config {
   static constexpr int key_box = block_n;    // keys that one copy brings
   static constexpr int keys_per_chunk = 16;  // and values
 
+  static constexpr int ranks = block_n / 16;  // thread blocks of a cluster
+  // Of values, 16 keys each.
+  static constexpr int squares_per_chunk = ranks % 2 == 0 ? 2 : ranks;
+
   static constexpr int threads = kWarpgroupThreads * (kConsumers + 1);
 
   static_assert(mask == AUTOFA_MASK_NONE, "explicit masks are for other families");
-  static_assert(block_m == 64 * kConsumers && block_n == 16 * kRanks, "the scheme");
-  static_assert(head_dim % 8 == 0 && head_dim <= 256 * kRanks, "what the registers hold");
-  static_assert(columns_v % (32 * kRanks) == 0 && columns_v <= 256 * kRanks,
+  static_assert(block_m == 64 * kConsumers && block_n % 16 == 0 && ranks > 2 && ranks <= 4,
+                "the scheme");
+  static_assert(head_dim % 8 == 0 && head_dim <= 256 * ranks, "what the registers hold");
+  static_assert(columns_v % (32 * ranks) == 0 && columns_v <= 256 * ranks,
                 "one wgmma has at most 256 columns");
 
   // Of one block: of queries and keys, in steps of 16, and of the output.
-  static constexpr int slice = (head_dim + 16 * kRanks - 1) / (16 * kRanks) * 16;
-  static constexpr int columns = columns_v / kRanks;
+  static constexpr int slice = (head_dim + block_n - 1) / block_n * 16;
+  static constexpr int columns = columns_v / ranks;
   static constexpr int consumer_registers = 240, producer_registers = 24;
   static_assert(registers_suffice(kConsumers, consumer_registers, producer_registers),
                 "no more registers than the launch has");
@@ -54,7 +57,7 @@ struct Config {
   static constexpr int key_groups = (slice + 63) / 64;
   static constexpr int value_groups = (columns + 63) / 64;
   static constexpr int key_chunks = (key_groups + groups_per_chunk - 1) / groups_per_chunk;
-  static constexpr int value_chunks = kRanks / kSquaresPerChunk;
+  static constexpr int value_chunks = ranks / squares_per_chunk;
 
   static constexpr int query_group_bytes = 64 * kSwizzledRowBytes;
   static constexpr int key_group_bytes = block_n * kSwizzledRowBytes;
@@ -62,10 +65,10 @@ struct Config {
   static constexpr int square_bytes = value_groups * value_group_bytes;
   static constexpr int query_bytes = key_groups * query_group_bytes;  // of one warpgroup
   static constexpr int stage_bytes =
-      std::max(groups_per_chunk * key_group_bytes, kSquaresPerChunk* square_bytes);
+      std::max(groups_per_chunk * key_group_bytes, squares_per_chunk* square_bytes);
 
   // Groups that one copy brings, where no group and no chunk is filled up; 0: each by itself.
-  static constexpr bool whole = head_dim % (64 * kRanks) == 0;
+  static constexpr bool whole = head_dim % (64 * ranks) == 0;
   static constexpr int query_box_groups = whole ? key_groups : 0;
   static constexpr int key_box_groups =
       whole && key_groups % groups_per_chunk == 0 ? groups_per_chunk : 0;
@@ -75,7 +78,7 @@ struct Config {
   using Mask = KeyMask<causal, mask>;
   using Ring = ChunkRing<Params::stages, stage_bytes>;
   using Queue = TileQueue<block_m, Params::heads>;
-  using Exchange = SliceExchange<kRanks, lag>;
+  using Exchange = SliceExchange<ranks, lag>;
   static constexpr int smem_bytes =
       kConsumers * (query_bytes + Exchange::bytes + Exchange::barrier_bytes) + Ring::bytes +
       Ring::barrier_bytes + 2 * kConsumers * kMbarrierBytes;

@@ -35,7 +35,7 @@ class Consumer {
 
   __device__ __forceinline__ void run() {
     const SoftmaxScale scale(call_.scale);
-    typename C::Queue queue(call_, blockIdx.x / kRanks, gridDim.x / kRanks);
+    typename C::Queue queue(call_, blockIdx.x / C::ranks, gridDim.x / C::ranks);
     RowTile at;
 #pragma unroll 1
     while (queue.next(at)) {
@@ -160,8 +160,9 @@ class Consumer {
   // out += p v of two squares of a step's keys, which stays under way.
   template <int Chunk>
   __device__ __forceinline__ void multiply_values(bool accumulate) {
-    multiply_value_chunk<Element, Chunk * kSquaresPerChunk, kSquaresPerChunk, C::value_group_bytes,
-                         C::square_bytes>(out_, weights_, ring_.take(), Chunk > 0 || accumulate);
+    multiply_value_chunk<Element, Chunk * C::squares_per_chunk, C::squares_per_chunk,
+                         C::value_group_bytes, C::square_bytes>(out_, weights_, ring_.take(),
+                                                                Chunk > 0 || accumulate);
   }
 
   // Works out the weights of this block's keys of a step and sends them.
@@ -200,7 +201,7 @@ class Consumer {
     exchange_.receive_weights(step, weights_, shifts);
     float top[2] = {shifts.of[0][0], shifts.of[0][1]}, low[2] = {top[0], top[1]};
 #pragma unroll
-    for (int slot = 1; slot < kRanks - 1; ++slot) {
+    for (int slot = 1; slot < C::ranks - 1; ++slot) {
       top[0] = fmaxf(top[0], shifts.of[slot][0]);
       top[1] = fmaxf(top[1], shifts.of[slot][1]);
       low[0] = fminf(low[0], shifts.of[slot][0]);
@@ -220,7 +221,7 @@ class Consumer {
     }
     scale_square(0, factors.own);
 #pragma unroll
-    for (int slot = 0; slot < kRanks - 1; ++slot) {
+    for (int slot = 0; slot < C::ranks - 1; ++slot) {
       scale_square(slot + 1, {exp2_fast(shifts.of[slot][0] - softmax.shift(0)),
                               exp2_fast(shifts.of[slot][1] - softmax.shift(1))});
     }
@@ -251,7 +252,7 @@ class Consumer {
     const float own[2] = {softmax.finish(0), softmax.finish(1)};
     exchange_.finish(steps, own[0], own[1], sums);
 #pragma unroll
-    for (int slot = 0; slot < kRanks - 1; ++slot) {
+    for (int slot = 0; slot < C::ranks - 1; ++slot) {
       softmax.add(0, sums.of[slot][0]);
       softmax.add(1, sums.of[slot][1]);
     }
@@ -282,7 +283,7 @@ class Consumer {
   float own_scores_[1][2][4];
   float used_[C::lag][2];  // this block's shifts of weights that were sent and are not yet used
   float out_[C::columns / 8][4];
-  uint32_t weights_[kRanks]
+  uint32_t weights_[C::ranks]
                    [4];  // of the step's keys, rounded, in squares of 16: this block's first
 };
 

@@ -1,7 +1,11 @@
-// FlashAttention on Hopper's wgmma and TMA for head dims that one SM's registers cannot hold the
-// output of: the two thread blocks of a cluster own 128 query rows together. Each multiplies out
-// the scores of half of the keys, over the whole head dim, and the output of half of the columns,
-// over all keys; so the weights, which are small, go from either to the other.
+// FlashAttention on Hopper's wgmma and TMA for head dims beyond 512: the three or four thread
+// blocks of a cluster own 128 query rows together, and each a slice of the head dim, of which it
+// multiplies out its share of the scores and its columns of the output. The shares of 16 keys'
+// scores meet in one block, and their weights go from there to all.
+//
+// What the blocks send each other, more than the products, is what a step takes: on an H200, of
+// four blocks, as long at a head dim of 576 as at 1024. Three send 16 KB for 64 keys of a
+// warpgroup's rows where four send 18.
 //
 // As in other warp-specialised kernels a producer warp keeps a ring of chunks filled, here in the
 // order of two consumer warpgroups of 64 rows. Blocks are persistent.
@@ -44,7 +48,7 @@ __global__ void __launch_bounds__(Config<Params>::threads, 1)
 template <class Params>
 struct Kernel : MappedLaunch<Config<Params>, Config<Params>> {
   static int32_t launch(const autofa_params& call, const autofa_executor&, void* stream) {
-    static PersistentLauncher<MappedCall> launcher(&forward<Params>, kRanks);
+    static PersistentLauncher<MappedCall> launcher(&forward<Params>, Config<Params>::ranks);
     return Kernel::launch_tiles(launcher, call, stream);
   }
 };

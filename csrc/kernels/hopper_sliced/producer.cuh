@@ -17,7 +17,7 @@ class Producer {
 
   __device__ __forceinline__ void run() {
     const autofa_params& call = mapped_.call;
-    typename C::Queue queue(call, blockIdx.x / kRanks, gridDim.x / kRanks);
+    typename C::Queue queue(call, blockIdx.x / C::ranks, gridDim.x / C::ranks);
 #pragma unroll 1
     while (queue.next(at_)) {
       const typename C::Mask mask(call, at_.batch, at_.head_q);
@@ -69,11 +69,11 @@ class Producer {
   // From the 16 keys whose weights this block works out on: the consumers have those first.
   __device__ __forceinline__ void load_values(int step) {
 #pragma unroll 1
-    for (int first = 0; first < kRanks; first += kSquaresPerChunk) {
-      ring_.write(kSquaresPerChunk * C::square_bytes, [&](uint32_t target, uint32_t full) {
+    for (int first = 0; first < C::ranks; first += C::squares_per_chunk) {
+      ring_.write(C::squares_per_chunk * C::square_bytes, [&](uint32_t target, uint32_t full) {
 #pragma unroll 1
-        for (int square = 0; square < kSquaresPerChunk; ++square, target += C::square_bytes) {
-          const int key = step * C::block_n + (rank_ + first + square) % kRanks * 16;
+        for (int square = 0; square < C::squares_per_chunk; ++square, target += C::square_bytes) {
+          const int key = step * C::block_n + (rank_ + first + square) % C::ranks * 16;
           const auto load = [&](auto groups) {
             load_groups<C::value_groups, decltype(groups)::value, C::value_group_bytes>(
                 target, mapped_.v, full, rank_ * C::columns, key, at_.head_kv, at_.batch);

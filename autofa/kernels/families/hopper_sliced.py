@@ -126,6 +126,11 @@ FAMILY = KernelFamily(
             "a slice of keys comes in one or two chunks",
             lambda p, problem, limits: _groups_fit(p, problem),
         ),
+        Constraint(
+            "one chunk of values",
+            "three blocks have the values of a step in one chunk, the first and the last",
+            lambda p, problem, limits: p.early == 0 or _ranks(p) % 2 == 0,
+        ),
         mma.shared_memory(_smem_bytes),
         hopper.no_idle_memory(_stages),
     ),

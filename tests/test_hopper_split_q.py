@@ -33,7 +33,7 @@ def check(text: str, folder: Path, *cases: Case) -> None:
     "text",
     [
         "d64-m128n64-v64-c1-s12-w2-t0-h4-f16-causal_lower_right",
-        "d64-m192n80-v64-c1-s12-w2-t1-h4-f16-causal_lower_right",
+        "d64-m192n96-v64-c1-s12-w2-t1-h4-f16-causal_lower_right",
         "d72-m192n96-v96-c1-s6-w1-t0-h4-bf16-causal",
     ],
 )
@@ -65,7 +65,7 @@ def test_value_head_dims_of_their_own_on_the_emulator(tmp_path: Path) -> None:
         "d192-m128n96-v192-c2-s6-w2-t0-h4-f16-causal",
         "d128-m128n176-v128-c1-s4-w1-t0-h8-bf16-causal",
         "d128-m128n128-v128-c1-s6-w2-t1-h1-f16-none",
-        "d64-m192n96-v64-c1-s12-w1-t1-h8-f16-causal",
+        "d64-m192n128-v64-c1-s12-w1-t1-h8-f16-causal",
         "d40-m192n96-v64-c1-s12-w1-t0-h1-bf16-none",
     ],
 )

@@ -19,9 +19,10 @@ from autofa.problem import Problem
 
 _STAGES = (2, 3, 4, 6, 9, 12)
 # What a consumer's thread has, by the number of consumers; and what of it is for row statistics,
-# descriptors and addresses: with less left for them, variants spilled 8 to 180 bytes as compiled.
+# descriptors and addresses. Of 40 variants as compiled that leave 32 to 42 for them one spilled
+# (8 bytes, in chunks), none was serialized; with 16 or 20, five of five were.
 _REGISTERS = {1: 240, 2: 240, 3: 160}
-_OTHER_REGISTERS = {1: 42, 2: 42, 3: 38}
+_OTHER_REGISTERS = {1: 42, 2: 32, 3: 32}
 # Of the tensor cores, for a chunk: an m64nNk16 takes N / 2.
 _CHUNK_CYCLES = 256
 # What of the L2 the keys and values of the heads in turn may take.

@@ -66,7 +66,7 @@ def ordinary(tensor: Tensor) -> bool:
     """Whether `mended` has nothing to do with this tensor, found out in 0.3 us; False where that
     takes longer."""
     if tensor.is_contiguous():
-        return not tensor.is_cuda or (_functorch() is None and tensor.data_ptr() % 16 == 0)
+        return not tensor.is_cuda or (_functorch() is None and not off_grid(tensor))
     if tensor.dim() != 4 or (tensor.is_cuda and _functorch() is not None):
         return False
     batch, head, row, last = tensor.stride()

@@ -136,7 +136,9 @@ bool ordinary(Object* object, const View& tensor) {
   void* data;
   if (aoti_torch_get_data_ptr(handle_of(object), &data) != 0) return false;
   const auto address = reinterpret_cast<uintptr_t>(data);
-  return address % 16 == 0 && (contiguous || bits * bytes % 16 == 0);
+  // As `off_grid`: sizes of 1 have any stride, and count.
+  const bool rows_fit = width * bytes % 16 == 0;
+  return address % 16 == 0 && (bits * bytes % 16 == 0 || (contiguous && !rows_fit));
 }
 
 // Whether a question that takes no arguments is answered by `expected`.

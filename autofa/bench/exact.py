@@ -24,6 +24,8 @@ _F64 = 2.0**-29
 _LOWEST = -1e30
 # Scores that some step in f16 may not hold.
 _LARGE = 2.0**14
+# Of an output's natural size: the error that rounding of its scores may make, and no check is left.
+_DROWNED = 0.5
 # Keys with less weight than this move no result by more than the bounds.
 _WEIGHT = 1e-9
 
@@ -168,7 +170,9 @@ class Truth:
             times = TIMES_FAST
             per_score = floor / 8  # of scores rounded to 16 bits, which may also overflow
             excused = excused | (self.size > _LARGE)[..., None]
-        scaled = self._scaled(got).masked_fill(excused, 0.0)
+        # Scores so large that their own rounding says which key wins: any number will do.
+        drowned = (per_score * self.size >= _DROWNED)[..., None]
+        scaled = self._scaled(got).masked_fill(excused | (drowned & got.isfinite()), 0.0)
         allowed = times * (floor + per_score * self.size)[..., None]
         bad = ~(scaled <= allowed)
         if bool(bad.any()):

@@ -200,7 +200,7 @@ def with_lse(plan: Plan, call: Call) -> tuple[Tensor, Tensor]:
     if (
         plan.backend is None
         or plan.backend.forward is None
-        or not call.query.numel()
+        or not (call.query.numel() and call.key.numel() and call.value.numel())
         or call.query.dim() not in (3, 4)
     ):
         return by_parts(call)

@@ -73,6 +73,7 @@ __global__ void __launch_bounds__(C::threads, C::blocks_per_sm)
                                              [&](int k) { softmax.weigh(scores, k); });
     ring.release_values(tile);
   }
+  if (tiles < place.most_tiles()) score_sum.skip();
   store_results(arg, place, softmax, out, memory);
 }
 

@@ -71,7 +71,7 @@ class ScoreSum {
         for (int i = 0; i < 4; ++i) words[i] = __float_as_uint(sums[i]);
         store_shared_16(place_ + column_warp_ * C::score_bytes + offset, words);
       });
-      named_barrier_sync(1 + key_warp_, C::column_warps * 32);
+      wait();
       each(scores, [&](float (&sums)[4], int offset) {
 #pragma unroll
         for (int warp = 0; warp < C::column_warps; ++warp) {
@@ -89,7 +89,17 @@ class ScoreSum {
     }
   }
 
+  // For a tile that other key warps have and this one has not. Without it results are the same, but
+  // racecheck is not: see store_results.
+  __device__ __forceinline__ void skip() const {
+    if constexpr (C::column_warps > 1 && C::key_warps > 1) wait();
+  }
+
  private:
+  __device__ __forceinline__ void wait() const {
+    named_barrier_sync(1 + key_warp_, C::column_warps * 32);
+  }
+
   template <class Function>
   static __device__ __forceinline__ void each(float (&scores)[C::m_tiles][C::n_tiles][4],
                                               Function f) {

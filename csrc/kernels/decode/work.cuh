@@ -101,6 +101,11 @@ struct BlockPlace {
     end_key = static_cast<int>(seen * (split + 1) / arg.splits);
   }
 
+  // Of the key warp that has the most: none has less than one less.
+  __device__ __forceinline__ int most_tiles() const {
+    return (end_key - first_key + C::block_n - 1) / C::block_n;
+  }
+
   // The keys that a row sees; rows beyond the last stand for the last.
   __device__ __forceinline__ int limit_of(int row) const {
     if constexpr (C::causal == AUTOFA_CAUSAL_NONE) return limit(0);

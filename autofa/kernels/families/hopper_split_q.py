@@ -1,11 +1,12 @@
 """`hopper.split_q`: FlashAttention on wgmma and TMA, for head dims up to 256 on sm_90a.
 
-Measured on an H200, bf16, (2, 16, 8192, D), as shares of a bf16 matmul of 8192^3 in the same run:
-dense 0.62, 0.97 and 1.03 at D = 64, 128 and 256 (cuDNN 0.59, 0.82, 0.90). Causal 0.49, 0.70, 0.98
-(cuDNN 0.54, 0.72, 0.81), by tiles in a fixed order. The counter, the softmax that does not wait for
-maxima, and tiles of 64 rows came after that: no GPU has run them. Whole tiles as chunks were best;
-a second set of weights was worth more than more keys in a tile, where both did not fit. Turns took
-dense D = 64 from 414 to 454 TFLOP/s, and D = 128 from 736 to 743 (n128, w2; launches included).
+Measured on an H200, bf16, (2, 16, 8192, D), defaults, TFLOP/s beside FlashAttention-3 in the same
+run, which also checked the values: dense 566 (526), 641 (599), 782 (704), 774 (739) and 777 (727)
+at D = 64, 96, 128, 192 and 256; causal 566 (505), 635 (604), 751 (683), 786 (769) and 796 (776).
+That is 0.72 to 1.08 of a bf16 matmul. Whole tiles as chunks were best; a second set of weights was
+worth more than more keys in a tile, where both did not fit. Turns took dense D = 64 from 432 to 513
+(m128), and from 507 to 536 (m192, n128); they cost causal D = 128 2%. A softmax that waits for
+each tile's maxima had 426, 600 and 576 at D = 64, 128 and causal 128.
 
 It never answers unmeasured: only `tune` can choose it, which checks each variant that it times.
 """
@@ -27,6 +28,10 @@ _OTHER_REGISTERS = {1: 42, 2: 32, 3: 32}
 _CHUNK_CYCLES = 256
 # What of the L2 the keys and values of the heads in turn may take.
 _L2_BYTES = 40 << 20
+# Keys and weight sets of one consumer, and with turns those of two: up to which head dim.
+_SMALL_TILES = ((128, (128, 2)), (192, (96, 2)), (256, (80, 1)))
+_DENSE_TILES = ((128, (128, 2, 1)), (160, (96, 2, 1)), (192, (112, 2, 1)), (256, (80, 2, 1)))
+_CAUSAL_TILES = ((96, (128, 2, 1)), (128, (128, 2, 0)), (192, (96, 2, 1)), (256, (80, 1, 1)))
 
 
 def _consumers(p: Params) -> int:
@@ -92,26 +97,34 @@ def _tiles(problem: Problem, rows: int) -> int:
 def _heads(problem: Problem) -> int:
     """As many as have their keys and values in L2."""
     columns = problem.head_dim + problem.head_dim_v
-    of_head = 2 * problem.seqlen_k * columns * problem.heads_kv // problem.heads_q
+    of_head = 2 * problem.seqlen_k * columns * problem.heads_kv // max(1, problem.heads_q)
     most = min(_L2_BYTES // max(1, of_head), problem.batch * problem.heads_q)
     return max(h for h in hopper.HEADS if h <= max(1, most))
 
 
-def _default(problem: Problem, limits: Limits) -> dict[str, Value]:
-    """Whole tiles as chunks, as many keys as the registers allow, and turns where they gained."""
+def _tile(problem: Problem, limits: Limits) -> tuple[int, int, int, int]:
+    """Rows, keys, weight sets and turns. Three consumers are for grids that last a while."""
     wider = max(problem.head_dim, problem.head_dim_v)
-    block_n, weight_sets = next(
-        tile for last, tile in ((128, (128, 2)), (192, (96, 2)), (256, (80, 1))) if wider <= last
-    )
+    if _tiles(problem, 128) <= limits.units // 2:
+        return next((64, *tile, 0) for last, tile in _SMALL_TILES if wider <= last)
+    if wider <= 64 and _tiles(problem, 192) >= 2 * limits.units:
+        return 192, 96, 2, 1
+    tiles = _CAUSAL_TILES if problem.causal else _DENSE_TILES
+    return next((128, *tile) for last, tile in tiles if wider <= last)
+
+
+def _default(problem: Problem, limits: Limits) -> dict[str, Value]:
+    """What was fastest of whole tiles as chunks on an H200."""
+    block_m, block_n, weight_sets, turns = _tile(problem, limits)
     p = Params(
-        block_m=64 if _tiles(problem, 128) <= limits.units // 2 else 128,
+        block_m=block_m,
         block_n=block_n,
         columns_v=mma.columns(problem.head_dim_v, 32),
         chunks=1,
         weight_sets=weight_sets,
+        turns=turns,
         heads=_heads(problem) if problem.causal else 1,
     )
-    p.turns = int(wider <= 128 and p.block_m > 64)
     p.stages = _stages(p, problem, limits)
     return dict(vars(p))
 
@@ -125,7 +138,7 @@ FAMILY = KernelFamily(
     domain=hopper.domain(8, 256),
     params=(
         mma.block_m(64, 128, 192),
-        mma.block_n(64, 80, 96, 128, 144, 160, 176),
+        mma.block_n(64, 80, 96, 112, 128, 144, 160, 176),
         Param("columns_v", tuple(range(32, 257, 32)), "v{}", about="the value head dim, filled up"),
         Param("chunks", (1, 2), "c{}", about="of a tile: of keys along the head dim"),
         hopper.stages(_STAGES),
@@ -167,6 +180,13 @@ FAMILY = KernelFamily(
             "registers",
             "output, scores and weights stay in a consumer's registers: 240, or 160 for three",
             lambda p, problem, limits: _registers(p) <= _REGISTERS[_consumers(p)],
+        ),
+        Constraint(
+            "keys",
+            "112 keys are for head dims above 160, where 128 leave no second set of weights",
+            lambda p, problem, limits: (
+                p.block_n != 112 or max(problem.head_dim, problem.head_dim_v) > 160
+            ),
         ),
         mma.shared_memory(_smem_bytes),
         hopper.no_idle_memory(_stages),

@@ -33,7 +33,7 @@ struct Config {
   static constexpr bool counted = causal != AUTOFA_CAUSAL_NONE;  // tiles, as they are taken
   static constexpr int threads = kWarpgroupThreads * (consumers + 1);
   // The SM's 64 Ki registers, as setmaxnreg shares them out. With 24 the producer of causal tiles
-  // spills 88 bytes, once a tile; with 40, which leaves 232, consumers spill in their loop.
+  // spills 48 bytes, once a tile; with 40, which leaves 232, consumers spill in their loop.
   static constexpr int consumer_registers = consumers == 3 ? 160 : 240;
   static constexpr int producer_registers = consumers == 2 ? 24 : 32;
 

@@ -101,3 +101,22 @@ def test_a_graph_of_calls_never_made_before() -> None:
             tensor.normal_()
         graph.replay()
         torch.testing.assert_close(out, sdpa(*inputs), rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.gpu
+def test_a_graph_of_calls_with_masks_that_hide_whole_rows() -> None:
+    """What puts SDPA's answer right there waits for nothing on the device."""
+    inputs = [torch.randn(2, 4, 128, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3)]
+    mask = torch.rand(2, 1, 128, 128, device="cuda") < 0.7
+    mask[:, :, 5] = False
+    with torch.no_grad(), autofa.force_kernel("torch.sdpa"):
+        autofa.attention(*inputs, mask)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out = torch.ops.autofa.fwd(*inputs, mask)
+        graph.replay()
+        assert not out[:, :, 5].any()
+        expected = sdpa(*[t.float() for t in inputs], mask)
+        expected[:, :, 5] = 0
+        torch.testing.assert_close(out.float(), expected, rtol=2e-2, atol=2e-2)

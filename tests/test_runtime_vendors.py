@@ -97,6 +97,14 @@ def test_vendors_on_cpu(vendor: VendorKernel, dtype: torch.dtype) -> None:
     assert served >= 12
 
 
+def test_masks_with_dims_that_neither_query_nor_key_has() -> None:
+    """torch raises there; the operator, and so a compiled call, does not."""
+    q, k, v = torch.randn(4, 8), torch.randn(4, 8), torch.randn(2, 4, 8)
+    mask = torch.ones(2, 4, 4, dtype=torch.bool).tril()
+    out = kernels.run(kernels.SDPA, q, k, v, mask, False, None, False)
+    torch.testing.assert_close(out, sdpa(q.expand(2, 4, 8), k.expand(2, 4, 8), v, mask))
+
+
 def test_a_bucket_cannot_say_that_a_square_is_square() -> None:
     """Exact shapes are checked on every call: the bucket of 63 x 64 is that of 64 x 64."""
     corner_matters = REGISTRY.candidate("torch.flash")

@@ -206,10 +206,11 @@ def plain(
     if key.dim() < 2 or value.dim() < 2 or key.shape[-2] != value.shape[-2]:
         validate(query, key, value, attn_mask, is_causal, enable_gqa)
     bias = attn_mask is not None and not is_plain(attn_mask)
-    if query.is_cuda and sees_nothing(query, key, value, enable_gqa):
+    lower_right = bias and is_lower_right(attn_mask) and _fits(attn_mask, query, key)
+    if query.is_cuda and (not bias or lower_right) and sees_nothing(query, key, value, enable_gqa):
         validate(query, key, value, None if bias else attn_mask, is_causal, enable_gqa)
         return nothing_seen(query, key, value, enable_gqa)
-    if bias and is_lower_right(attn_mask) and (blind := blind_rows(query, key)):
+    if lower_right and (blind := blind_rows(query, key)):
         seeing = query[..., blind:, :]
         out = plain(seeing, key, value, None, dropout_p, True, scale, enable_gqa)
         return torch.nn.functional.pad(out, (0, 0, blind, 0))

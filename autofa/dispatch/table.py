@@ -304,6 +304,7 @@ class Table:
         index = device_index(device)
         place = self.place(device.type, index)
         evidence = self.known(place.device)
+        launched: set[int] = set()
         for mode in ("graph", "eager"):
             question = Question(
                 problem,
@@ -321,7 +322,9 @@ class Table:
                     raise LaunchError(f"{decision.wanted} was not built: {result.message}")
             decision, kernel = self._loaded(question, evidence, None)
             key = key_of(problem, index, graph=mode == "graph", flags=flags)
-            kernels.launch_once(kernel, problem, device)
+            if kernel not in launched:
+                kernels.launch_once(kernel, problem, device)
+                launched.add(kernel)
             extension.table_set(key, kernel)
         return decision
 

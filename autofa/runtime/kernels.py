@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -75,10 +74,14 @@ def run(
 
 
 def launch_once(kernel: int, problem: Problem, device: torch.device) -> None:
-    """Calls a kernel on a CUDA device with made-up tensors, before it may be captured.
+    """Calls a kernel on a CUDA device with made-up tensors, before it may be captured; where it
+    refuses the call, SDPA.
 
     A first launch loads the kernel onto the device; other libraries, SDPA's cuDNN among them, also
-    compile for the very shape.
+    compile for the very shape. Where memory is short for that, nothing happens.
+
+    Raises:
+        RuntimeError: CUDA serves no call any more.
     """
     import torch
 
@@ -86,14 +89,19 @@ def launch_once(kernel: int, problem: Problem, device: torch.device) -> None:
 
     if device.type != "cuda":
         return
-    mask = None
-    if problem.mask in EXPLICIT_MASKS:
-        kind = torch.bool if problem.mask == "bool" else TORCH_DTYPES[problem.dtype]
-        mask = torch.ones(problem.seqlen_q, problem.seqlen_k, dtype=kind, device=device)
     causal, lower_right = problem.mask.startswith("causal"), problem.mask == "causal_lower_right"
-    grouped = problem.heads_q != problem.heads_kv
-    with suppress(RuntimeError):  # it refuses the call, or memory is short
+    grouped, mask = problem.heads_q != problem.heads_kv, None
+    try:
+        if problem.mask in EXPLICIT_MASKS:
+            kind = torch.bool if problem.mask == "bool" else TORCH_DTYPES[problem.dtype]
+            mask = torch.ones(problem.seqlen_q, problem.seqlen_k, dtype=kind, device=device)
         run(kernel, *make_inputs(problem, device, 0), mask, causal, None, grouped, lower_right)
+    except torch.OutOfMemoryError:
+        return
+    except RuntimeError:
+        if kernel == SDPA:
+            raise
+        launch_once(SDPA, problem, device)
 
 
 def run_with_lse(

@@ -43,7 +43,7 @@ void widen(Tensor& mask, int64_t keys) {
   const bool on_grid = aligned;
   int64_t next = keys;
   for (int64_t i = last; i-- > 0;) {
-    sizes[i] = mask.strides[i] == 0 ? 1 : mask.sizes[i];
+    sizes[i] = mask.strides[i] == 0 ? std::min<int64_t>(1, mask.sizes[i]) : mask.sizes[i];
     strides[i] = mask.strides[i];
     if (sizes[i] > 1) dense &= strides[i] == next;
     aligned &= strides[i] * bytes_of(mask.dtype) % 16 == 0;
@@ -96,16 +96,18 @@ void give_a_head_dim(Tensor& tensor) {
 // key's dims in place, and raises where the mask has more.
 void spread(Call& call) {
   Tensor& query = call.q;
+  const int64_t rank = std::max(query.rank, std::max(call.k.rank, call.v.rank));
+  const int64_t missing = rank - query.rank;
   int64_t sizes[kMaxRank], strides[kMaxRank];
-  bool wider = false;
-  for (int64_t i = 0; i < query.rank; ++i) {
-    const bool leading = i < query.rank - 2;
-    sizes[i] = leading ? call.out_sizes[i] : query.sizes[i];
-    strides[i] = sizes[i] == query.sizes[i] ? query.strides[i] : 0;
-    wider |= sizes[i] != query.sizes[i];
+  bool wider = missing > 0;
+  for (int64_t i = 0; i < rank; ++i) {
+    const int64_t own = i < missing ? 1 : query.sizes[i - missing];
+    sizes[i] = i < rank - 2 ? call.out_sizes[i] : own;
+    strides[i] = i >= missing && sizes[i] == own ? query.strides[i - missing] : 0;
+    wider |= sizes[i] != own;
   }
   if (!wider) return;
-  query.handle = view(query.handle.get(), query.rank, sizes, strides);
+  query.handle = view(query.handle.get(), rank, sizes, strides);
   query.read();
 }
 
@@ -127,7 +129,7 @@ void mend(Call& call) {
     give_a_head_dim(call.k);
   }
   if (!call.has_mask) return;
-  if (!call.gqa && call.q.rank >= std::max(call.k.rank, call.v.rank)) spread(call);
+  if (!call.gqa) spread(call);
   if (call.on_cuda()) widen(call.mask, call.k.size(2));
   const bool narrow = call.on_cuda() && call.q.dtype != codes.f32;
   if (call.mask.dtype == codes.f32 && (narrow || call.q.dtype == codes.f64)) {
@@ -140,7 +142,7 @@ void make_scale_positive(Call& call) {
   const double smallest = call.q.dtype == codes.f64 ? 0.0 : std::numeric_limits<float>::min();
   if (!call.has_scale || !(call.scale < smallest || call.scale <= 0)) return;
   const bool none = std::abs(call.scale) < smallest || call.scale == 0;
-  uint64_t stack[] = {word(std::move(call.q.handle)), word(scalar(none ? 0 : -1))};
+  uint64_t stack[] = {word(another(call.q.handle)), word(scalar(none ? 0 : -1))};
   call.q.handle = call_op("aten::mul", "Tensor", stack);
   call.q.read();
   call.scale = none ? 1 : -call.scale;

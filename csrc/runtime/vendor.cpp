@@ -46,7 +46,21 @@ Handle causal_mask(const Call& call) {
   return call_op("aten::tril", "", lower);
 }
 
-Handle minus_infinity() { return scalar(-std::numeric_limits<double>::infinity()); }
+// 0 or minus infinity for `where`, which copies a number of the host to the device and waits for
+// it: slow, and the end of a capture.
+Handle zero(const Call& call) {
+  Handle number;
+  check(aoti_torch_empty_strided(0, nullptr, nullptr, codes.f32, call.q.device_type,
+                                 call.q.device_index, number.receive()),
+        "allocating a number");
+  check(aoti_torch_zero_(number.get()), "filling a number");
+  return number;
+}
+
+Handle minus_infinity(const Call& call) {
+  uint64_t stack[] = {word(zero(call))};
+  return call_op("aten::log", "", stack);
+}
 
 // The one mask that says what attn_mask and is_causal say together; takes the call's mask.
 Handle merged_mask(Call& call) {
@@ -54,7 +68,7 @@ Handle merged_mask(Call& call) {
   Handle triangle = causal_mask(call);
   if (!call.has_mask) return triangle;
   if (call.mask.dtype != codes.boolean) {
-    return where(std::move(triangle), std::move(call.mask.handle), minus_infinity());
+    return where(std::move(triangle), std::move(call.mask.handle), minus_infinity(call));
   }
   uint64_t both[] = {word(std::move(triangle)), word(std::move(call.mask.handle))};
   return call_op("aten::logical_and", "", both);
@@ -113,7 +127,7 @@ Handle run_flash_cpu(Call& call) {
   if (call.has_mask) {
     Handle bias = std::move(call.mask.handle);
     if (call.mask.dtype == codes.boolean)
-      bias = where(std::move(bias), scalar(0), minus_infinity());
+      bias = where(std::move(bias), zero(call), minus_infinity(call));
     mask = optional_word(std::move(bias));
   }
   uint64_t stack[] = {word(std::move(q.handle)), word(std::move(k.handle)),
@@ -169,7 +183,7 @@ Handle run_unfused(Call& call) {
   const int64_t groups = q.sizes[1] / k.sizes[1];
   uint64_t scaling[] = {word(grouped(q, groups)), word(scalar(call.scale))};
   Handle scores = matmul(call_op("aten::mul", "Tensor", scaling), grouped(k, 1));
-  if (call.causal) scores = where(causal_mask(call), std::move(scores), minus_infinity());
+  if (call.causal) scores = where(causal_mask(call), std::move(scores), minus_infinity(call));
   uint64_t softmax[] = {word(std::move(scores)), word(int64_t{-1}), word(false)};
   Handle out = matmul(call_op("aten::_softmax", "", softmax), grouped(v, 1));
   int64_t* s;
@@ -193,7 +207,7 @@ Handle run_sdpa(Call& call) {
                       call.has_scale ? optional_word(call.scale) : kNone,
                       word(call.gqa)};
   Handle out = call_op("aten::scaled_dot_product_attention", "", stack);
-  return sees ? where(std::move(sees), std::move(out), scalar(0)) : std::move(out);
+  return sees ? where(std::move(sees), std::move(out), zero(call)) : std::move(out);
 }
 
 constexpr Vendor kVendors[] = {

@@ -7,6 +7,7 @@
 // got those of the tile before, which were sent after it had been read.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 
 #include "autofa/arch/cluster.cuh"
@@ -61,13 +62,12 @@ class PairExchange {
     expect(weights_full(), weight_bytes + row_bytes);
     // The arrival at the other block does not wait for loads before it, which wait for shared
     // memory while products read it: on an H200 weights were overwritten that were still to be
-    // read. So its address takes part of what was loaded: the sign of weights and shifts, which is
-    // 0.
+    // read. So its address takes part of what was loaded: whether a weight is negative or a shift
+    // no number, which none is.
     uint32_t any = 0;
 #pragma unroll
     for (int i = 0; i < 16; ++i) any |= weights[i / 4][i % 4];
-    any |= __float_as_uint(fabsf(rows[0])) | __float_as_uint(fabsf(rows[1]));
-    any >>= 31;
+    any = any >> 31 | std::isnan(rows[0]) | std::isnan(rows[1]);
     __syncwarp();
     if (threadIdx.x % 32 == 0) mbarrier_arrive_remote(map_to_rank(weights_free() + any, peer_));
     state_ ^= 2;

@@ -83,6 +83,9 @@ class SplitLauncher {
     attempt(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
     attempt(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&found.blocks_each, attend_, C::threads,
                                                           C::smem_bytes));
+    // Loads it: a first launch may not be captured, and the first calls may not be split.
+    cudaFuncAttributes loaded;
+    attempt(cudaFuncGetAttributes(&loaded, combine_));
     if (found.error == 0 && found.blocks_each < 1) attempt(cudaErrorLaunchOutOfResources);
     if (found.error != 0) {
       cudaGetLastError();  // else a later, innocent call would find it

@@ -24,6 +24,12 @@ inline cudaError_t cudaMemsetAsync(void* target, int value, size_t bytes, cudaSt
 
 inline cudaError_t cudaGetLastError() { return cudaSuccess; }
 
+struct cudaFuncAttributes {};
+template <class Function>
+inline cudaError_t cudaFuncGetAttributes(cudaFuncAttributes*, Function) {
+  return cudaSuccess;
+}
+
 template <class Function>
 inline cudaError_t cudaFuncSetAttribute(Function, int attribute, int value) {
   if (attribute == cudaFuncAttributeMaxDynamicSharedMemorySize) {

@@ -34,30 +34,30 @@ def check(text: str, folder: Path, *cases: Case) -> None:
 
 
 def test_halves_of_steps_on_the_emulator(tmp_path: Path) -> None:
-    check("d320-m128n128-v320-c3x64-s5-p0-h4-f16-causal_lower_right", tmp_path, *SHAPES)
+    check("d320-m128n128-v320-c3x64-s4-p0-h4-f16-causal_lower_right", tmp_path, *SHAPES)
 
 
 def test_value_head_dims_of_their_own_on_the_emulator(tmp_path: Path) -> None:
     ragged = next(case for case in CASES if case.name == "ragged")
     cases = [replace(ragged, head_dim_v=dim) for dim in (328, 384)]
-    check("d264-m128n128-v384-c2x32-s8-p1-h1-bf16-none", tmp_path, *cases)
+    check("d264-m128n128-v384-c2x32-s7-p1-h1-bf16-none", tmp_path, *cases)
 
 
 @pytest.mark.slow
 def test_narrow_values_on_the_emulator(tmp_path: Path) -> None:
     cases = [replace(case, head_dim_v=312) for case in CASES]
-    check("d512-m128n128-v320-c2x32-s5-p0-h1-f16-causal", tmp_path, *cases)
+    check("d512-m128n128-v320-c2x32-s4-p0-h1-f16-causal", tmp_path, *cases)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "text",
     [
-        "d512-m128n128-v512-c2x32-s5-p1-h4-bf16-causal",
-        "d448-m128n128-v448-c3x32-s4-p0-h4-f16-causal_lower_right",
+        "d512-m128n128-v512-c2x32-s4-p1-h4-bf16-causal",
+        "d448-m128n128-v448-c3x32-s3-p0-h4-f16-causal_lower_right",
         "d384-m128n128-v384-c3x64-s4-p1-h8-bf16-causal_lower_right",
-        "d384-m128n128-v384-c2x32-s7-p1-h1-f16-none",
-        "d288-m128n128-v320-c2x64-s5-p1-h1-bf16-causal",
+        "d384-m128n128-v384-c2x32-s6-p1-h1-f16-none",
+        "d288-m128n128-v320-c2x64-s4-p1-h1-bf16-causal",
     ],
 )
 def test_more_are_right_on_the_emulator(text: str, tmp_path: Path) -> None:
@@ -90,8 +90,8 @@ def test_has_defaults_for_every_head_dim(head_dim: int) -> None:
 @pytest.mark.nvcc
 def test_defaults_compile_to_asynchronous_products(here: Settings) -> None:
     """Without the serialization that a build takes for an error. A causal mask at 512 columns
-    spills addresses and limits, of which a step of 2,000 cycles loads three again, and two more
-    where it masks; others next to nothing."""
+    spills addresses and limits, of which a step of 2,000 cycles loads six again; others next to
+    nothing."""
     wanted = []
     for head_dim, mask in ((320, "none"), (384, "causal_lower_right"), (512, "causal")):
         problem = Problem("bf16", 1, 16, 16, 8192, 8192, head_dim, head_dim, mask)
@@ -101,4 +101,4 @@ def test_defaults_compile_to_asynchronous_products(here: Settings) -> None:
     for done in compiler.build(wanted, here, jobs=2):
         assert done.status == "ok", done.message
         assert done.usage is not None
-        assert done.usage.spill_bytes <= 240, done.variant.slug
+        assert done.usage.spill_bytes <= 280, done.variant.slug

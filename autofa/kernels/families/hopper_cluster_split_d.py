@@ -13,11 +13,9 @@ keys where longer ones fit (0.73 at 384). Under a causal mask tiles of 8 heads i
 best, of fewer the worse: at 512 0.69, 0.57 and 0.40 with 8, 4 and 1.
 
 With one copy for a chunk of several groups, as now, it was 617, 0.83, at 512 dense and 548, 0.72,
-causal, in a run in which the first version was 542 and 492. With one buffer for the other block's
-weights, for the memory of a chunk, it was 626, 0.89, where two buffers were 613. The softmax beside
-several chunks was 617 at 320 dense and 613 causal, beside the last one 610 and 578. At 448 it was
-533, 0.72. Other head dims are not measured. So the family never answers unmeasured: only `tune` can
-choose it, which checks each variant that it times.
+causal, in a run in which the first version was 542 and 492. Other head dims are not measured. So
+the family never answers unmeasured: only `tune` can choose it, which checks each variant that it
+times.
 """
 
 from __future__ import annotations
@@ -51,10 +49,10 @@ def _stage_bytes(p: Params) -> int:
 
 
 def _fixed_bytes(problem: Problem) -> int:
-    """For each warpgroup its queries, a buffer for the other block's weights and row maxima, two
-    for its row sums, and six barriers."""
+    """For each warpgroup its queries, two buffers for the other block's weights, row maxima and row
+    sums, and six barriers."""
     queries = 64 * hopper.ROW_BYTES * hopper.groups(problem.head_dim)
-    exchange = 64 * 64 * 2 + 3 * 64 * 4
+    exchange = 2 * (64 * 64 * 2 + 2 * 64 * 4)
     return 2 * (queries + exchange + 6 * hopper.BARRIER_BYTES)
 
 
@@ -84,7 +82,7 @@ def _default(problem: Problem, limits: Limits) -> dict[str, Value]:
         key_groups=2 if wide else 3,
         value_keys=32 if wide else 64,
         stages=0,
-        spread=1,
+        spread=int(columns_v >= 384),
         heads=hopper.default_heads(problem),
     )
     if _stages(p, problem, limits) == 0:

@@ -29,47 +29,38 @@ struct Config {
   static constexpr int columns_v = Params::columns_v;  // the value head dim, filled up
   static constexpr int groups_per_chunk = Params::key_groups;
   static constexpr bool early = Params::early;
-  static constexpr int lag = Params::lag;  // steps between weights and their use
+  static constexpr int lag = Params::lag;    // steps between weights and their use
+  static constexpr int key_box = block_n;    // keys that one copy brings
+  static constexpr int keys_per_chunk = 16;  // and values
 
-  // Thread blocks of a cluster, and how many of them share the scores of a key; and 16 keys each of
-  // a step, those that one block has weights of and those of a chunk of values.
-  static constexpr int ranks = block_n == 128 ? 4 : block_n / 16;
-  static constexpr int parts = block_n == 128 ? 2 : ranks;
-  static constexpr int squares = block_n / 16, own_squares = squares / ranks;
-  static constexpr int squares_per_chunk =
-      parts < ranks && groups_per_chunk > 2 ? 4 : (ranks % 2 == 0 ? 2 : ranks);
-  static constexpr int score_keys = own_squares * parts * 16;  // of a step, in one block
-  static constexpr int key_box = score_keys;                   // keys that one copy brings
-  static constexpr int keys_per_chunk = 16;                    // and values
+  static constexpr int ranks = block_n / 16;  // thread blocks of a cluster
+  // Of values, 16 keys each.
+  static constexpr int squares_per_chunk = ranks % 2 == 0 ? 2 : ranks;
 
   static constexpr int threads = kWarpgroupThreads * (kConsumers + 1);
 
   static_assert(mask == AUTOFA_MASK_NONE, "explicit masks are for other families");
   static_assert(block_m == 64 * kConsumers && block_n % 16 == 0 && ranks > 2 && ranks <= 4,
                 "the scheme");
-  static_assert(head_dim % 8 == 0, "what TMA reads");
-  static_assert(parts == ranks || lag == 1, "one buffer for weights");
+  static_assert(head_dim % 8 == 0 && head_dim <= 256 * ranks, "what the registers hold");
   static_assert(columns_v % (32 * ranks) == 0 && columns_v <= 256 * ranks,
                 "one wgmma has at most 256 columns");
 
   // Of one block: of queries and keys, in steps of 16, and of the output.
-  static constexpr int slice = (head_dim + 16 * parts - 1) / (16 * parts) * 16;
+  static constexpr int slice = (head_dim + block_n - 1) / block_n * 16;
   static constexpr int columns = columns_v / ranks;
   static constexpr int consumer_registers = 240, producer_registers = 24;
   static_assert(registers_suffice(kConsumers, consumer_registers, producer_registers),
                 "no more registers than the launch has");
 
-  // Buffers for scores: of wide heads, what is left of memory besides holds few chunks.
-  static constexpr int score_sets = parts < ranks && columns_v > 768 ? 1 : 2;
-
   // Groups of 64 columns, as TMA writes and wgmma reads them.
   static constexpr int key_groups = (slice + 63) / 64;
   static constexpr int value_groups = (columns + 63) / 64;
   static constexpr int key_chunks = (key_groups + groups_per_chunk - 1) / groups_per_chunk;
-  static constexpr int value_chunks = squares / squares_per_chunk;
+  static constexpr int value_chunks = ranks / squares_per_chunk;
 
   static constexpr int query_group_bytes = 64 * kSwizzledRowBytes;
-  static constexpr int key_group_bytes = score_keys * kSwizzledRowBytes;
+  static constexpr int key_group_bytes = block_n * kSwizzledRowBytes;
   static constexpr int value_group_bytes = 16 * kSwizzledRowBytes;
   static constexpr int square_bytes = value_groups * value_group_bytes;
   static constexpr int query_bytes = key_groups * query_group_bytes;  // of one warpgroup
@@ -77,7 +68,7 @@ struct Config {
       std::max(groups_per_chunk * key_group_bytes, squares_per_chunk* square_bytes);
 
   // Groups that one copy brings, where no group and no chunk is filled up; 0: each by itself.
-  static constexpr bool whole = head_dim % (64 * parts) == 0;
+  static constexpr bool whole = head_dim % (64 * ranks) == 0;
   static constexpr int query_box_groups = whole ? key_groups : 0;
   static constexpr int key_box_groups =
       whole && key_groups % groups_per_chunk == 0 ? groups_per_chunk : 0;
@@ -87,7 +78,7 @@ struct Config {
   using Mask = KeyMask<causal, mask>;
   using Ring = ChunkRing<Params::stages, stage_bytes>;
   using Queue = TileQueue<block_m, Params::heads>;
-  using Exchange = SliceExchange<ranks, lag, parts, own_squares, score_sets>;
+  using Exchange = SliceExchange<ranks, lag>;
   static constexpr int smem_bytes =
       kConsumers * (query_bytes + Exchange::bytes + Exchange::barrier_bytes) + Ring::bytes +
       Ring::barrier_bytes + 2 * kConsumers * kMbarrierBytes;

@@ -21,12 +21,6 @@ template <class C>
 class Consumer {
   using Element = typename C::Element;
   static constexpr int ahead = C::lag + 1;  // steps between scores and their use
-  // Chunks of values. Weights that stay in registers go to those that the chunks before have read;
-  // scores into a single buffer go there some products after others were read from it.
-  static constexpr int last = C::value_chunks - 1;
-  static constexpr int weighed_after =
-      C::early ? (C::parts < C::ranks ? 1 : 0) : last - (C::score_sets == 1);
-  static constexpr int sent_after = C::score_sets == 1 ? last : weighed_after;
 
  public:
   __device__ __forceinline__ Consumer(const MappedCall& mapped, const Memory<C>& memory, int index,
@@ -124,8 +118,8 @@ class Consumer {
         wgmma_landed(scores_);
         if (step + ahead + 1 == tiles.end) release_queries();
       }
-      if constexpr (chunk == weighed_after) weigh(softmax, mask, tiles, row, step + C::lag);
-      if constexpr (chunk == sent_after) {
+      if constexpr (chunk == (C::early ? 0 : C::value_chunks - 1)) {
+        weigh(softmax, mask, tiles, row, step + C::lag);
         exchange_.send_scores(step + ahead, scores_, own_scores_[0]);
       }
     });
@@ -176,19 +170,15 @@ class Consumer {
                                         const KeyTiles& tiles, int row, int step) {
     exchange_.add_scores(step, own_scores_[0]);
     if (step >= tiles.first_masked) {
-      mask.apply(own_scores_, row, step * C::block_n + rank_ * C::own_squares * 16);
+      mask.apply(own_scores_, row, step * C::block_n + rank_ * 16);
     }
     softmax.fit(own_scores_);
-    uint32_t words[C::own_squares][4];
+    softmax.weigh(own_scores_, 0);
+    uint32_t words[4];
 #pragma unroll
-    for (int square = 0; square < C::own_squares; ++square) {
-      softmax.weigh(own_scores_, square);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const auto& tile = own_scores_[0][2 * square + i / 2];
-        words[square][i] = Element::pack(tile[i % 2 * 2], tile[i % 2 * 2 + 1]);
-        if constexpr (C::parts < C::ranks) weights_[square][i] = words[square][i];
-      }
+    for (int i = 0; i < 4; ++i) {
+      const auto& tile = own_scores_[0][i / 2];
+      words[i] = Element::pack(tile[i % 2 * 2], tile[i % 2 * 2 + 1]);
     }
     used_next();
     used_[C::lag - 1][0] = softmax.own_shift(0);
@@ -229,16 +219,11 @@ class Consumer {
 #pragma unroll
       for (int i = 0; i < 4; ++i) out_[n][i] *= factors.out[i / 2];
     }
-#pragma unroll
-    for (int square = 0; square < C::own_squares; ++square) scale_square(square, factors.own);
+    scale_square(0, factors.own);
 #pragma unroll
     for (int slot = 0; slot < C::ranks - 1; ++slot) {
-      const float of_slot[2] = {exp2_fast(shifts.of[slot][0] - softmax.shift(0)),
-                                exp2_fast(shifts.of[slot][1] - softmax.shift(1))};
-#pragma unroll
-      for (int square = 0; square < C::own_squares; ++square) {
-        scale_square((slot + 1) * C::own_squares + square, of_slot);
-      }
+      scale_square(slot + 1, {exp2_fast(shifts.of[slot][0] - softmax.shift(0)),
+                              exp2_fast(shifts.of[slot][1] - softmax.shift(1))});
     }
   }
 
@@ -294,12 +279,12 @@ class Consumer {
   typename C::Ring::Reader ring_;
   typename C::Exchange exchange_;
   uint32_t full_parity_ = 0;
-  float scores_[C::score_keys / 8][4];
-  float own_scores_[1][2 * C::own_squares][4];
+  float scores_[C::block_n / 8][4];
+  float own_scores_[1][2][4];
   float used_[C::lag][2];  // this block's shifts of weights that were sent and are not yet used
   float out_[C::columns / 8][4];
-  // Of the step's keys, rounded, in squares of 16: this block's first.
-  uint32_t weights_[C::squares][4];
+  uint32_t weights_[C::ranks]
+                   [4];  // of the step's keys, rounded, in squares of 16: this block's first
 };
 
 }  // namespace autofa::hopper_sliced

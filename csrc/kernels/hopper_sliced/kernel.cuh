@@ -1,12 +1,11 @@
 // FlashAttention on Hopper's wgmma and TMA for head dims beyond 512: the three or four thread
 // blocks of a cluster own 128 query rows together, and each a slice of the head dim, of which it
-// multiplies out its share of the scores and its columns of the output. The shares of a key's
-// scores meet in one block, and its weight goes from there to all.
+// multiplies out its share of the scores and its columns of the output. The shares of 16 keys'
+// scores meet in one block, and their weights go from there to all.
 //
 // What the blocks send each other, more than the products, is what a step takes: on an H200, of
-// four blocks, as long at a head dim of 576 as at 1024. For 64 keys of a warpgroup's rows four
-// blocks with a slice each send 18 KB, three 16. Where two have half of the head dim each for half
-// of the keys, and the other two for the other half, four send 10.
+// four blocks, as long at a head dim of 576 as at 1024. Three send 16 KB for 64 keys of a
+// warpgroup's rows where four send 18.
 //
 // As in other warp-specialised kernels a producer warp keeps a ring of chunks filled, here in the
 // order of two consumer warpgroups of 64 rows. Blocks are persistent.

@@ -41,7 +41,7 @@ class Producer {
       mbarrier_wait(memory_.queries_free(consumer), free_parity_ ^ 1);
       mbarrier_arrive_expect(full, C::query_bytes);
       load_groups<C::key_groups, C::query_box_groups, C::query_group_bytes>(
-          memory_.queries(consumer), mapped_.q, full, rank_ % C::parts * C::slice,
+          memory_.queries(consumer), mapped_.q, full, rank_ * C::slice,
           at_.first_row + consumer * 64, at_.head_q, at_.batch);
     }
     free_parity_ ^= 1;
@@ -61,20 +61,19 @@ class Producer {
   __device__ __forceinline__ void load_key_chunk(int column, int step) {
     ring_.write(Groups * C::key_group_bytes, [&](uint32_t target, uint32_t full) {
       load_groups<Groups, C::key_box_groups, C::key_group_bytes>(
-          target, mapped_.k, full, rank_ % C::parts * C::slice + column,
-          step * C::block_n + rank_ / C::parts * C::score_keys, at_.head_kv, at_.batch);
+          target, mapped_.k, full, rank_ * C::slice + column, step * C::block_n, at_.head_kv,
+          at_.batch);
     });
   }
 
-  // From the keys whose weights this block works out on: the consumers have those first.
+  // From the 16 keys whose weights this block works out on: the consumers have those first.
   __device__ __forceinline__ void load_values(int step) {
 #pragma unroll 1
-    for (int first = 0; first < C::squares; first += C::squares_per_chunk) {
+    for (int first = 0; first < C::ranks; first += C::squares_per_chunk) {
       ring_.write(C::squares_per_chunk * C::square_bytes, [&](uint32_t target, uint32_t full) {
 #pragma unroll 1
         for (int square = 0; square < C::squares_per_chunk; ++square, target += C::square_bytes) {
-          const int key =
-              step * C::block_n + (rank_ * C::own_squares + first + square) % C::squares * 16;
+          const int key = step * C::block_n + (rank_ + first + square) % C::ranks * 16;
           const auto load = [&](auto groups) {
             load_groups<C::value_groups, decltype(groups)::value, C::value_group_bytes>(
                 target, mapped_.v, full, rank_ * C::columns, key, at_.head_kv, at_.batch);

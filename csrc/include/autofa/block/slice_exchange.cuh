@@ -1,20 +1,15 @@
-// What the same warpgroup of the thread blocks of a cluster sends to the others: to those that have
-// other slices of the head dim for the same keys, sums over its slice of the scores of their keys;
-// then to all weights of its own keys, as they lie in its registers, which are the operands of the
+// What the same warpgroup of the thread blocks of a cluster sends to the others, each of which has
+// a slice of the head dim: sums over its slice of the scores, of 16 keys for each of the others;
+// then weights of its own 16 keys, as they lie in its registers, which are the operands of the
 // others' products as they are; and row sums.
 //
-// If all blocks share the scores of all keys:
 // Weights are sent `Lag` steps before they are used, and the scores one step before that. Of scores
 // two buffers take turns, of weights Lag + 1, and nothing says that one is free. Who sends the
 // scores of step j + 2 has got those of step j + 1 from all others, who had read the ones of step
 // j; who sends the weights of step j + Lag has got the scores of that step, from others who had
 // read the weights of step j - 1. Row sums, which end a tile, have one buffer for the same reason.
-//
-// If only some do, scores do not say that of the others. There is one buffer for weights then, of
-// which its readers say that it is free, and a block's own stay in its registers.
 #pragma once
 
-#include <cmath>
 #include <cstdint>
 
 #include "autofa/arch/cluster.cuh"
@@ -26,21 +21,18 @@ namespace autofa {
 
 // Of 64 rows, among `Ranks` blocks. What comes from the block s + 1 ranks further on, modulo Ranks,
 // lies in slot s.
-template <int Ranks, int Lag, int Parts, int Squares, int ScoreSets>
+template <int Ranks, int Lag>
 class SliceExchange {
-  static constexpr bool told = Parts < Ranks;  // that the buffer for weights is free
-  static constexpr int others = Ranks - 1, sharers = Parts - 1;
-  static constexpr int score_bytes = Squares * 64 * 16 * 4, weight_bytes = Squares * 64 * 16 * 2;
-  static constexpr int row_bytes = 64 * 4;
-  static constexpr int weight_sets = told ? 1 : Lag + 1;
-  static constexpr int all_scores = ScoreSets * sharers * score_bytes;
-  static constexpr int shifts = all_scores + others * weight_sets * weight_bytes;
+  static constexpr int others = Ranks - 1;
+  static constexpr int score_bytes = 64 * 16 * 4, weight_bytes = 64 * 16 * 2, row_bytes = 64 * 4;
+  static constexpr int weight_sets = Lag + 1;
+  static constexpr int shifts = others * (2 * score_bytes + weight_sets * weight_bytes);
   static constexpr int sums = shifts + others * weight_sets * row_bytes;
   static constexpr int own_weights = sums + others * row_bytes;
 
  public:
-  static constexpr int bytes = own_weights + (told ? 0 : Lag * weight_bytes);
-  static constexpr int barrier_bytes = (3 + weight_sets + 2 * told) * kMbarrierBytes;
+  static constexpr int bytes = own_weights + Lag * weight_bytes;
+  static constexpr int barrier_bytes = (3 + weight_sets) * kMbarrierBytes;
 
   // Of a step, by slot, with two floats of row lane / 4 and lane / 4 + 8 of each warp's 16.
   struct Rows {
@@ -50,46 +42,34 @@ class SliceExchange {
   // By one thread, before its mbarrier_init_fence().
   static __device__ __forceinline__ void init(uint32_t barriers) {
     for (int i = 0; i < 3 + weight_sets; ++i) mbarrier_init(barriers + i * kMbarrierBytes, 1);
-    if (told) {
-      mbarrier_init(barriers + (3 + weight_sets) * kMbarrierBytes, 4 * others);
-      mbarrier_init(barriers + (4 + weight_sets) * kMbarrierBytes, 4 * sharers);
-    }
   }
 
   // Buffers and barriers lie at the same place in all blocks; `rank` is this one's.
   __device__ __forceinline__ SliceExchange(uint32_t buffers, uint32_t barriers, int rank)
       : buffers_(buffers), barriers_(barriers), rank_(rank) {
-    for (uint32_t i = 0; i < ScoreSets; ++i) expect(scores_full(i), sharers * score_bytes);
+    for (uint32_t i = 0; i < 2; ++i) expect(scores_full(i), others * score_bytes);
     for (uint32_t i = 0; i < weight_sets; ++i) {
       expect(weights_full(i), others * (weight_bytes + row_bytes));
     }
     expect(sums_full(), others * row_bytes);
   }
 
-  // Sends the blocks with other slices the scores of their keys, and keeps this one's in `own`.
-  template <int Tiles>
-  __device__ __forceinline__ void send_scores(uint32_t step,
-                                              const float (&scores)[Parts * Tiles][4],
-                                              float (&own)[Tiles][4]) const {
-    const int part = rank_ % Parts;
-    const uint32_t message = begun_ + step, buffer = message % ScoreSets;
-    if constexpr (ScoreSets == 1) mbarrier_wait_cluster(scores_free(), message % 2 ^ 1);
+  // Sends each other block the scores of its 16 keys, and keeps those of this one in `own`.
+  __device__ __forceinline__ void send_scores(uint32_t step, const float (&scores)[2 * Ranks][4],
+                                              float (&own)[2][4]) const {
+    const uint32_t buffer = (begun_ + step) % 2;
 #pragma unroll
-    for (int other = 0; other < Parts; ++other) {
-      if (other == part) {
+    for (int rank = 0; rank < Ranks; ++rank) {
+      if (rank == rank_) {
 #pragma unroll
-        for (int i = 0; i < 4 * Tiles; ++i) {
-          own[i / 4][i % 4] = scores[Tiles * other + i / 4][i % 4];
-        }
+        for (int i = 0; i < 8; ++i) own[i / 4][i % 4] = scores[2 * rank + i / 4][i % 4];
         continue;
       }
-      const int slot = (part - other - 1 + Parts) % Parts;  // this block's at the other
-      const int rank = rank_ - part + other;
-      const uint32_t target = map_to_rank(scores_at(buffer, slot), rank);
+      const uint32_t target = map_to_rank(scores_at(buffer, slot_at(rank)), rank);
       const uint32_t full = map_to_rank(scores_full(buffer), rank);
 #pragma unroll
-      for (int n = 0; n < Tiles; ++n) {
-        const float (&tile)[4] = scores[Tiles * other + n];
+      for (int n = 0; n < 2; ++n) {
+        const float (&tile)[4] = scores[2 * rank + n];
         const uint32_t words[4] = {__float_as_uint(tile[0]), __float_as_uint(tile[1]),
                                    __float_as_uint(tile[2]), __float_as_uint(tile[3])};
         store_async_16(target + n * kWarpgroupThreads * 16, words, full);
@@ -98,63 +78,46 @@ class SliceExchange {
   }
 
   // Adds what the others have for this block's keys.
-  template <int Tiles>
-  __device__ __forceinline__ void add_scores(uint32_t step, float (&own)[Tiles][4]) const {
-    const uint32_t message = begun_ + step, buffer = message % ScoreSets;
-    mbarrier_wait_cluster(scores_full(buffer), message / ScoreSets % 2);
+  __device__ __forceinline__ void add_scores(uint32_t step, float (&own)[2][4]) const {
+    const uint32_t message = begun_ + step, buffer = message % 2;
+    mbarrier_wait_cluster(scores_full(buffer), message / 2 % 2);
 #pragma unroll
-    for (int slot = 0; slot < sharers; ++slot) {
+    for (int slot = 0; slot < others; ++slot) {
 #pragma unroll
-      for (int n = 0; n < Tiles; ++n) {
+      for (int n = 0; n < 2; ++n) {
         uint32_t words[4];
         load_shared_16(words, scores_at(buffer, slot) + n * kWarpgroupThreads * 16);
 #pragma unroll
         for (int i = 0; i < 4; ++i) own[n][i] += __uint_as_float(words[i]);
       }
     }
-    expect(scores_full(buffer), sharers * score_bytes);
+    expect(scores_full(buffer), others * score_bytes);
   }
 
-  // This block's weights: to the others, and unless they stay in registers to where it gets them
-  // from again itself.
-  __device__ __forceinline__ void send_weights(uint32_t step, const uint32_t (&weights)[Squares][4],
+  // This block's weights: to the others, and to where it gets them from again itself.
+  __device__ __forceinline__ void send_weights(uint32_t step, const uint32_t (&weights)[4],
                                                float first, float second) const {
     const uint32_t buffer = (begun_ + step) % weight_sets;
-    if constexpr (told) {
-      mbarrier_wait_cluster(weights_free(), (begun_ + step) % 2 ^ 1);
-    } else {
-      store_shared_16(own_weights_at(step), weights[0]);
-    }
+    store_shared_16(own_weights_at(step), weights);
     for_each_other([&](int rank, int slot) {
       const uint32_t full = map_to_rank(weights_full(buffer), rank);
-      const uint32_t target = map_to_rank(weights_at(buffer, slot), rank);
-#pragma unroll
-      for (int i = 0; i < Squares; ++i) {
-        store_async_16(target + i * kWarpgroupThreads * 16, weights[i], full);
-      }
+      store_async_16(map_to_rank(weights_at(buffer, slot), rank), weights, full);
       send_rows(map_to_rank(shifts_at(buffer, slot), rank), full, first, second);
     });
-    if constexpr (ScoreSets == 1) tell_scores(weights);
   }
 
-  // The weights of a step: the others' after this block's, by slot.
-  __device__ __forceinline__ void receive_weights(uint32_t step,
-                                                  uint32_t (&weights)[Ranks * Squares][4],
+  // All weights of a step: this block's, and the others' from weights[1] on by slot.
+  __device__ __forceinline__ void receive_weights(uint32_t step, uint32_t (&weights)[Ranks][4],
                                                   Rows& shifts) const {
     const uint32_t message = begun_ + step, buffer = message % weight_sets;
-    if constexpr (!told) load_shared_16(weights[0], own_weights_at(step));
+    load_shared_16(weights[0], own_weights_at(step));
     mbarrier_wait_cluster(weights_full(buffer), message / weight_sets % 2);
 #pragma unroll
     for (int slot = 0; slot < others; ++slot) {
-#pragma unroll
-      for (int i = 0; i < Squares; ++i) {
-        load_shared_16(weights[(slot + 1) * Squares + i],
-                       weights_at(buffer, slot) + i * kWarpgroupThreads * 16);
-      }
+      load_shared_16(weights[slot + 1], weights_at(buffer, slot));
       load_rows(shifts.of[slot], shifts_at(buffer, slot));
     }
     expect(weights_full(buffer), others * (weight_bytes + row_bytes));
-    if constexpr (told) tell_weights(weights, shifts);
   }
 
   // Of the row sums, which end a tile of so many steps: sends this block's and gets the others'.
@@ -173,37 +136,9 @@ class SliceExchange {
  private:
   static __device__ __forceinline__ uint32_t thread() { return threadIdx.x % kWarpgroupThreads; }
 
-  // Tells the others that their weights have been read. An arrival does not wait for loads before
-  // it; so its address takes part of what was loaded: whether a weight is negative or a shift no
-  // number, which none is.
-  __device__ __forceinline__ void tell_weights(const uint32_t (&weights)[Ranks * Squares][4],
-                                               const Rows& shifts) const {
-    uint32_t any = 0;
-#pragma unroll
-    for (int i = 4 * Squares; i < 4 * Ranks * Squares; ++i) any |= weights[i / 4][i % 4];
-    any >>= 31;
-#pragma unroll
-    for (int i = 0; i < 2 * others; ++i) any |= std::isnan(shifts.of[i / 2][i % 2]);
-    __syncwarp();
-    if (threadIdx.x % 32 != 0) return;
-    for_each_other(
-        [&](int rank, int) { mbarrier_arrive_remote(map_to_rank(weights_free() + any, rank)); });
-  }
-
-  // The same of scores, which these weights were worked out from.
-  __device__ __forceinline__ void tell_scores(const uint32_t (&weights)[Squares][4]) const {
-    uint32_t any = 0;
-#pragma unroll
-    for (int i = 0; i < 4 * Squares; ++i) any |= weights[i / 4][i % 4];
-    any >>= 31;
-    __syncwarp();
-    if (threadIdx.x % 32 != 0) return;
-    const int part = rank_ % Parts;
-#pragma unroll
-    for (int i = 1; i < Parts; ++i) {
-      const int rank = rank_ - part + (part + i) % Parts;
-      mbarrier_arrive_remote(map_to_rank(scores_free() + any, rank));
-    }
+  // This block's slot at another.
+  __device__ __forceinline__ int slot_at(int rank) const {
+    return (rank_ - rank - 1 + Ranks) % Ranks;
   }
 
   template <class Send>
@@ -219,20 +154,13 @@ class SliceExchange {
     return barriers_ + (3 + buffer) * kMbarrierBytes;
   }
   __device__ __forceinline__ uint32_t sums_full() const { return barriers_ + 2 * kMbarrierBytes; }
-  // This block's weights at all others.
-  __device__ __forceinline__ uint32_t weights_free() const {
-    return barriers_ + (3 + weight_sets) * kMbarrierBytes;
-  }
-  // This block's scores at those with other slices.
-  __device__ __forceinline__ uint32_t scores_free() const {
-    return barriers_ + (4 + weight_sets) * kMbarrierBytes;
-  }
 
   __device__ __forceinline__ uint32_t scores_at(uint32_t buffer, int slot) const {
-    return buffers_ + (buffer * sharers + slot) * score_bytes + thread() * 16;
+    return buffers_ + (buffer * others + slot) * score_bytes + thread() * 16;
   }
   __device__ __forceinline__ uint32_t weights_at(uint32_t buffer, int slot) const {
-    return buffers_ + all_scores + (buffer * others + slot) * weight_bytes + thread() * 16;
+    return buffers_ + others * 2 * score_bytes + (buffer * others + slot) * weight_bytes +
+           thread() * 16;
   }
   static __device__ __forceinline__ uint32_t row_offset() {
     return (thread() / 32 * 16 + thread() % 32 / 4) * 4;

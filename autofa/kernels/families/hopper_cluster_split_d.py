@@ -1,20 +1,21 @@
 """`hopper.cluster_split_d`: FlashAttention on wgmma and TMA for head dims of 257 to 512 on sm_90a.
 
-On an H200, bf16 and 1,8,8192, its first version reached, of a matmul's TFLOPS in the same run:
+On an H200, bf16 and 1,8,8192, TFLOPS and their share of a matmul's in the same rounds:
 
 | head dim | chunks | dense | causal |
 |---|---|---|---|
-| 320 | 3 groups, 64 keys | 641, 0.81 | 601, 0.76 |
-| 384 | 3 groups, 64 keys | 660, 0.86 | 616, 0.80 |
-| 512 | 2 groups, 32 keys | 576, 0.77 | 546, 0.69 |
+| 320 | 3 groups, 64 keys | 617, 0.79 | 613, 0.81 |
+| 384 | 3 groups, 64 keys | 632, 0.84 | 626, 0.81 |
+| 448 | 2 groups, 32 keys | 533, 0.72 | |
+| 512 | 2 groups, 32 keys | 613, 0.87 | 598, 0.82 |
 
-Chunks of 4 groups were slower everywhere (0.50 to 0.79 dense), as were those of 2 groups and 32
-keys where longer ones fit (0.73 at 384). Under a causal mask tiles of 8 heads in turn were the
-best, of fewer the worse: at 512 0.69, 0.57 and 0.40 with 8, 4 and 1.
+With 48 heads 512 reached 627, 0.89, and 526, 0.72, with 32 heads of 1024 keys. The softmax spread
+over all chunks (`p1`) took 0.94 of the time of the other form at 320 causal. Chunks of 4 groups
+were slower everywhere, as were those of 2 groups and 32 keys where longer ones fit. Under a causal
+mask tiles of 8 heads in turn were the best, of fewer the worse. One buffer for the other block's
+weights instead of two was slower but at 512 dense (626 for 613).
 
-With one copy for a chunk of several groups, as now, it was 617, 0.83, at 512 dense and 548, 0.72,
-causal, in a run in which the first version was 542 and 492. Other head dims are not measured. So
-the family never answers unmeasured: only `tune` can choose it, which checks each variant that it
+The family never answers unmeasured: only `tune` can choose it, which checks each variant that it
 times.
 """
 
@@ -82,7 +83,7 @@ def _default(problem: Problem, limits: Limits) -> dict[str, Value]:
         key_groups=2 if wide else 3,
         value_keys=32 if wide else 64,
         stages=0,
-        spread=int(columns_v >= 384),
+        spread=1,
         heads=hopper.default_heads(problem),
     )
     if _stages(p, problem, limits) == 0:

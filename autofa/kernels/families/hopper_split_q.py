@@ -77,6 +77,11 @@ def _registers(p: Params) -> int:
     return int(p.columns_v) // 2 + block_n // 2 + weights + _OTHER_REGISTERS[_consumers(p)]
 
 
+def _second_set_fits(p: Params) -> bool:
+    """Beside which one set never won from head dim 64 to 128 on an H200."""
+    return _registers(p) + int(p.block_n) // 4 <= _REGISTERS[_consumers(p)]
+
+
 def _chunks_are_whole(p: Params, problem: Problem) -> bool:
     groups = hopper.groups(problem.head_dim)
     no_key_chunk_empty = (int(p.chunks) - 1) * _groups_per_chunk(p, problem) < groups
@@ -180,6 +185,15 @@ FAMILY = KernelFamily(
             "registers",
             "output, scores and weights stay in a consumer's registers: 240, or 160 for three",
             lambda p, problem, limits: _registers(p) <= _REGISTERS[_consumers(p)],
+        ),
+        Constraint(
+            "weights",
+            "up to a head dim of 128 one set of weights is for tiles of which two do not fit",
+            lambda p, problem, limits: (
+                p.weight_sets == 2
+                or max(problem.head_dim, problem.head_dim_v) > 128
+                or not _second_set_fits(p)
+            ),
         ),
         Constraint(
             "keys",

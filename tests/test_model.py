@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 import autofa
+from autofa.runtime import kernels
 from autofa.tuning.api import tune
 
 BATCH, HEADS, LENGTH, HEAD_DIM = 2, 4, 64, 32
@@ -109,12 +110,13 @@ def test_a_graph_of_calls_with_masks_that_hide_whole_rows() -> None:
     inputs = [torch.randn(2, 4, 128, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3)]
     mask = torch.rand(2, 1, 128, 128, device="cuda") < 0.7
     mask[:, :, 5] = False
-    with torch.no_grad(), autofa.force_kernel("torch.sdpa"):
-        autofa.attention(*inputs, mask)
+    call = (kernels.SDPA, *inputs, mask, False, None, False)
+    with torch.no_grad():
+        kernels.run(*call)
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            out = torch.ops.autofa.fwd(*inputs, mask)
+            out = kernels.run(*call)
         graph.replay()
         assert not out[:, :, 5].any()
         expected = sdpa(*[t.float() for t in inputs], mask)

@@ -12,7 +12,7 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 from autofa.errors import AutofaError, DeviceError, DTypeError, UsageError
 from autofa.problem import Problem, parse_shape
-from autofa.runtime import extension
+from autofa.runtime import backends, extension
 from autofa.runtime.tensors import make_inputs, problem_of, sdpa_only, validate
 
 F32, F16, BF16, F64 = torch.float32, torch.float16, torch.bfloat16, torch.float64
@@ -280,3 +280,11 @@ def test_inputs_are_those_of_the_problem() -> None:
     assert math.isclose(float(many.std()), 1, abs_tol=0.01)
     with pytest.raises(UsageError, match="bhnd, bnhd"):
         make_inputs(problem, "cpu", 0, layout="nope")
+
+
+def test_log_sums_where_every_score_is_lost_in_the_bias() -> None:
+    """There the efficient backend gives 0."""
+    lowest = torch.finfo(torch.bfloat16).min
+    bias = torch.tensor([[lowest, lowest], [lowest, 1.0], [-math.inf, -math.inf]]).bfloat16()
+    found = backends._ours(torch.tensor([[[0.0, 2.0, 3.0]]]), bias[None, None])
+    assert found.tolist() == [[[lowest, 2.0, -math.inf]]]

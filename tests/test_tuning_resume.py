@@ -102,7 +102,7 @@ def test_the_budget_is_the_whole_wall_time_and_keeps_everything(db: str) -> None
     sim.on_step = lambda: time.sleep(0.02)
     began = time.monotonic()
     summary = run(sim, ask(db, PROBLEMS, budget_s=1.0))
-    assert time.monotonic() - began < 4.0
+    assert time.monotonic() - began < 2.5
     assert summary.budget_spent
     assert summary.answered < len(PROBLEMS)
     assert summary.exit_code == (3 if summary.answered else 1)

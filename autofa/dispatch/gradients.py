@@ -197,12 +197,7 @@ def with_lse(plan: Plan, call: Call) -> tuple[Tensor, Tensor]:
     if plan.kernel != kernels.SDPA:
         out, lse = _apply(*call[:3], plan, call, True)
         return out, lse
-    if (
-        plan.backend is None
-        or plan.backend.forward is None
-        or not (call.query.numel() and call.key.numel() and call.value.numel())
-        or call.query.dim() not in (3, 4)
-    ):
+    if plan.backend is None or plan.backend.forward is None or not call.query.numel():
         return by_parts(call)
     whole, _ = normalised(Call(*mended(*call[:4], call.enable_gqa), *call[4:]))
     out, lse = plan.backend.forward(whole)

@@ -57,11 +57,12 @@ def heads_in_turn() -> Constraint:
     )
 
 
-def value_columns(step: int) -> Constraint:
+def value_columns(step: int, blocks: Callable[[Params], int] = lambda p: 1) -> Constraint:
+    """`blocks`: how many of a cluster share them, each with a multiple of the step."""
     return Constraint(
         "value columns",
-        f"the output has the value head dim's columns, filled up to a multiple of {step}",
-        lambda p, problem, limits: p.columns_v == mma.columns(problem.head_dim_v, step),
+        f"the output has the value head dim's columns, filled up to a multiple of {step} in a part",
+        lambda p, problem, limits: p.columns_v == mma.columns(problem.head_dim_v, step * blocks(p)),
     )
 
 

@@ -102,6 +102,10 @@ def bias_of(call: Call) -> Tensor | None:
     return mask.unsqueeze(0) if mask is not None and per_head else mask
 
 
+# A bias in which any score is lost.
+_LOST = -1e30
+
+
 def _blind(out: Tensor, bias: Tensor | None) -> Tensor | None:
     """True where a row sees no key; None where no row can be."""
     if bias is None:
@@ -109,10 +113,14 @@ def _blind(out: Tensor, bias: Tensor | None) -> Tensor | None:
     return (bias == -math.inf).all(-1).expand(out.shape[:-1])
 
 
-def _ours(lse: Tensor, out: Tensor, bias: Tensor | None) -> Tensor:
-    blind = _blind(out, bias)
+def _ours(lse: Tensor, bias: Tensor | None) -> Tensor:
+    """-inf in rows that see nothing; where every score is lost in its bias, the largest bias: the
+    efficient kernel gives 0 there (2.11, an H200)."""
     lse = lse.detach().float()
-    return lse.contiguous() if blind is None else lse.masked_fill(blind, -math.inf).contiguous()
+    if bias is not None:
+        most = bias.detach().amax(-1).expand(lse.shape).float()
+        lse = torch.where(most < _LOST, most, lse)
+    return lse.contiguous()
 
 
 def _theirs(lse: Tensor) -> Tensor:
@@ -122,7 +130,7 @@ def _theirs(lse: Tensor) -> Tensor:
 def _cpu_forward(call: Call) -> tuple[Tensor, Tensor]:
     bias = bias_of(call)
     out, lse = _CPU_FORWARD(*call[:3], 0.0, call.triangle, attn_mask=bias, scale=call.scale)
-    return out, _ours(lse, out, bias)
+    return out, _ours(lse, bias)
 
 
 def _cpu_backward(grad: Tensor, call: Call, out: Tensor, lse: Tensor) -> Gradients:
@@ -179,7 +187,7 @@ def _efficient_forward(call: Call) -> tuple[Tensor, Tensor]:
     tensors = (query, _repeated(call.key, query), _repeated(call.value, query))
     wide = _wide_bias(bias, query)
     out, lse = _EFFICIENT_FORWARD(*tensors, wide, True, 0.0, call.triangle, scale=call.scale)[:2]
-    return out, _ours(lse[..., : query.shape[-2]], out, bias)
+    return out, _ours(lse[..., : query.shape[-2]], bias)
 
 
 def _efficient_backward(grad: Tensor, call: Call, out: Tensor, lse: Tensor) -> Gradients:
@@ -210,7 +218,7 @@ def _cudnn_forward(call: Call) -> tuple[Tensor, Tensor]:
     blind = _blind(out, bias)
     if blind is not None:
         out = torch.where(blind[..., None], 0.0, out)  # cuDNN gives a mean of the values
-    return out, _ours(lse.view(out.shape[:-1]), out, bias)
+    return out, _ours(lse.view(out.shape[:-1]), bias)
 
 
 def _cudnn_backward(grad: Tensor, call: Call, out: Tensor, lse: Tensor) -> Gradients:
@@ -254,10 +262,10 @@ def chosen(call: Call) -> Backend | None:
     """The backend that SDPA picks for these tensors, as they are with their `requires_grad`; where
     its backward is slow or its composite form keeps all scores, the backward by blocks instead.
 
-    None where nothing is to be computed.
+    None where nothing is to be computed, and for tensors of other than 3 or 4 dims.
     """
     query, key, value, mask, causal, _, enable_gqa, lower_right = call
-    if not key.numel() or not query.numel():
+    if not (query.numel() and key.numel() and value.numel()) or query.dim() not in (3, 4):
         return None  # torch divides by the number of key heads, and dies of none (2.13)
     if mask is not None and mask.dtype not in (torch.bool, query.dtype):
         return BLOCKS

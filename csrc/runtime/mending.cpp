@@ -77,18 +77,10 @@ namespace {
 // torch's cuDNN backend returns no tensor at all for a head dim of 0 (2.11): its scores are those
 // of zeros.
 void give_a_head_dim(Tensor& tensor) {
-  int64_t sizes[kMaxRank], strides[kMaxRank], stride = 8;
-  const int64_t last = tensor.rank - 1;
+  int64_t sizes[kMaxRank];
   std::copy_n(tensor.sizes, tensor.rank, sizes);
-  sizes[last] = 8;
-  strides[last] = 1;
-  for (int64_t i = last; i-- > 0; stride *= sizes[i]) strides[i] = stride;
-  Handle zeros;
-  check(aoti_torch_empty_strided(tensor.rank, sizes, strides, tensor.dtype, tensor.device_type,
-                                 tensor.device_index, zeros.receive()),
-        "allocating an operand");
-  check(aoti_torch_zero_(zeros.get()), "filling an operand");
-  tensor.handle = std::move(zeros);
+  sizes[tensor.rank - 1] = 8;
+  tensor.handle = zeros(tensor.rank, sizes, tensor.dtype, tensor);
   tensor.read();
 }
 

@@ -22,6 +22,17 @@ Operand geometry(int64_t rank, const int64_t* sizes, const int64_t* strides) {
   return result;
 }
 
+Handle zeros(int64_t rank, const int64_t* sizes, int32_t dtype, const Tensor& like) {
+  int64_t strides[kMaxRank], stride = 1;
+  for (int64_t i = rank; i-- > 0; stride *= sizes[i]) strides[i] = stride;
+  Handle fresh;
+  check(aoti_torch_empty_strided(rank, sizes, strides, dtype, like.device_type, like.device_index,
+                                 fresh.receive()),
+        "allocating zeros");
+  check(aoti_torch_zero_(fresh.get()), "filling zeros");
+  return fresh;
+}
+
 void copy(Tensor& tensor, int32_t dtype) {
   int64_t strides[kMaxRank], stride = 1;
   for (int64_t i = tensor.rank; i-- > 0; stride *= tensor.sizes[i]) strides[i] = stride;

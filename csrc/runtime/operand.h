@@ -16,6 +16,9 @@ Handle view(AtenTensorHandle tensor, int64_t rank, const int64_t* sizes, const i
 // Four dims from three or four, without a handle.
 Operand geometry(int64_t rank, const int64_t* sizes, const int64_t* strides);
 
+// New zeros of these sizes, contiguous, on the tensor's device.
+Handle zeros(int64_t rank, const int64_t* sizes, int32_t dtype, const Tensor& like);
+
 // Puts a dense copy, of that dtype, in the tensor's place.
 void copy(Tensor& tensor, int32_t dtype);
 

@@ -33,12 +33,7 @@ namespace {
 // (Nq, Nk), True where a causal call may look.
 Handle causal_mask(const Call& call) {
   const int64_t sizes[] = {call.q.size(2), call.k.size(2)};
-  const int64_t strides[] = {sizes[1], 1};
-  Handle mask;
-  check(aoti_torch_empty_strided(2, sizes, strides, codes.boolean, call.q.device_type,
-                                 call.q.device_index, mask.receive()),
-        "allocating a mask");
-  check(aoti_torch_zero_(mask.get()), "filling a mask");
+  Handle mask = zeros(2, sizes, codes.boolean, call.q);
   uint64_t negate[] = {word(std::move(mask))};
   mask = call_op("aten::logical_not", "", negate);
   uint64_t lower[] = {word(std::move(mask)),
@@ -46,18 +41,14 @@ Handle causal_mask(const Call& call) {
   return call_op("aten::tril", "", lower);
 }
 
-// 0 or minus infinity for `where`, which copies a number of the host to the device and waits for
-// it: slow, and the end of a capture.
+// 0 or minus infinity for `where`, which copies a number of the host to a GPU and waits for it:
+// slow, and the end of a capture.
 Handle zero(const Call& call) {
-  Handle number;
-  check(aoti_torch_empty_strided(0, nullptr, nullptr, codes.f32, call.q.device_type,
-                                 call.q.device_index, number.receive()),
-        "allocating a number");
-  check(aoti_torch_zero_(number.get()), "filling a number");
-  return number;
+  return call.on_cuda() ? zeros(0, nullptr, codes.f32, call.q) : scalar(0);
 }
 
 Handle minus_infinity(const Call& call) {
+  if (!call.on_cuda()) return scalar(-std::numeric_limits<double>::infinity());
   uint64_t stack[] = {word(zero(call))};
   return call_op("aten::log", "", stack);
 }

@@ -109,14 +109,7 @@ FAMILY = KernelFamily(
         hopper.heads(),
     ),
     constraints=(
-        Constraint(
-            "value columns",
-            "the output has the value head dim's columns, filled up to a multiple of 32 for each "
-            "block of the cluster",
-            lambda p, problem, limits: (
-                p.columns_v == mma.columns(problem.head_dim_v, 32 * _ranks(p))
-            ),
-        ),
+        hopper.value_columns(32, _ranks),
         Constraint(
             "slices",
             "a block of the cluster has at most 256 columns",

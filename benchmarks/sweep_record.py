@@ -45,17 +45,16 @@ SPACES = {
         Space("cpu.amx", "1,8,1024,128", "bf16", "causal", "cpu"),
     ),
     "cuda": (
-        Space("mma.split_q", "2,16,8192,64", "f16", "causal", "cuda"),
+        Space("hopper.split_q", "2,16,8192,64", "bf16", "causal", "cuda"),
+        Space("hopper.split_q", "4,32,2048,128", "bf16", "causal", "cuda"),
+        Space("hopper.split_q", "2,16,8192,192", "bf16", "causal", "cuda"),
         Space("mma.split_q", "1,8,1024,64", "f16", "none", "cuda"),
-        Space("mma.share_kv", "1,8,2048,160", "f16", "none", "cuda"),
         Space("mma.share_kv", "8,32,2048,64", "f16", "causal", "cuda"),
+        Space("mma.share_kv", "1,8,2048,160", "f16", "none", "cuda"),
         Space("mma.share_qkv", "1,8,1024,192", "f16", "none", "cuda"),
-        Space("mma.split_kv", "1,8,512,64", "f16", "causal", "cuda"),
         Space("mma.split_kv", "1,32/8,1/4096,192", "f16", "none", "cuda"),
         Space("mma.tiling_qk", "1,32,4096,320", "f16", "none", "cuda"),
-        Space("mma.tiling_qk", "1,8,2048,512", "bf16", "none", "cuda"),
         Space("mma.tiling_qkv", "1,8,2048,256", "f16", "none", "cuda"),
-        Space("mma.tiling_qkv", "1,8,8192,512", "bf16", "causal", "cuda"),
     ),
 }
 

@@ -156,21 +156,63 @@ def test_a_small_space_is_walked_without_loading_optuna() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, cwd=root, timeout=60)
 
 
-def test_trials_are_shared_and_a_hopeless_family_gets_only_its_first_share() -> None:
-    fast = family("sim.fast", {f"p{i}": tuple(range(5)) for i in range(3)})
-    slow = family("sim.slow", {f"p{i}": tuple(range(5)) for i in range(3)})
-    search = BucketSearch([search_of(fast, 40), search_of(slow, 40)], 40)
+def cubes(*names: str) -> list[KernelFamily]:
+    return [family(f"sim.{name}", {f"p{i}": tuple(range(5)) for i in range(3)}) for name in names]
+
+
+def run(search: BucketSearch, cost: Callable[[Variant], float], batch_size: int = 4) -> list[str]:
+    """The families in the order in which their variants were measured."""
     asked: list[Variant] = []
-    while batch := search.ask(4):
+    while batch := search.ask(batch_size):
         for variant in batch:
-            search.tell(variant, 0.1 if variant.family is fast else 2.0)
+            search.tell(variant, cost(variant))
         asked += batch
-    names = [variant.family.name for variant in asked]
+    return [variant.family.name for variant in asked]
+
+
+def test_trials_are_shared_by_how_far_a_family_is_behind() -> None:
+    own = cubes("fast", "near", "slow", "slowest")
+    level = {"sim.fast": 0.0, "sim.near": 0.3, "sim.slow": 0.5, "sim.slowest": 0.8}
+    rising = iter(range(1000))
+    search = BucketSearch([search_of(each, 40) for each in own], 40)
+    names = run(search, lambda v: level[v.family.name] - 1e-4 * next(rising))
     assert len(names) == 40
-    assert names[:2] == ["sim.fast", "sim.slow"]
-    assert names.count("sim.slow") == 10
+    assert names[:4] == list(level)
+    assert names.count("sim.slowest") == 1
+    assert names.count("sim.slow") == 5  # its share of half the trials
+    assert names.count("sim.near") > 10
     assert search.over
     assert search.left == 0
+
+
+@pytest.mark.parametrize(("cost", "trials"), [(1.0, 1), (0.6, 10)])
+def test_families_known_to_be_behind_get_more_than_one_trial_only_if_they_are_not(
+    cost: float, trials: int
+) -> None:
+    own = cubes("fast", "other")
+    search = BucketSearch([search_of(each, 40) for each in own], 40, behind={"sim.other"})
+    names = run(search, lambda v: cost if v.family is own[1] else 0.0, batch_size=8)
+    assert names[:8].count("sim.other") == 1
+    assert names.count("sim.other") == trials
+
+
+def test_a_search_ends_once_all_around_the_best_is_known() -> None:
+    def make() -> BucketSearch:
+        return BucketSearch([search_of(each, 200) for each in (LARGE, *cubes("a", "b", "c"))], 200)
+
+    search = make()
+    run(search, lambda v: bowl(v.params) if v.family is LARGE else 7.0)
+    large = search._searches[0]
+    assert 25 <= large.attempts < 80
+    assert large.best is not None
+    assert large.best.cost == min(bowl(v.params) for v in LARGE.legal(PROBLEM, LIMITS))
+    # What it knows ends it, not the order in which it came to know it.
+    again = make()
+    told = [(each, slug, cost) for each in search._searches for slug, cost in each._costs.items()]
+    random.Random(0).shuffle(told)
+    for each, slug, cost in told:
+        again.learn(each._legal[slug], cost)
+    assert again.over
 
 
 def test_a_search_whose_trials_are_in_the_database_is_over() -> None:

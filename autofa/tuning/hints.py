@@ -1,4 +1,5 @@
-"""Where to look first: variants that won in buckets like this one, here or in the shipped seeds."""
+"""Where to look first, and where hardly: what was measured in buckets like this one, here or in the
+shipped seeds."""
 
 from __future__ import annotations
 
@@ -13,6 +14,9 @@ from autofa.store.rows import Row
 
 # How many per family are worth a trial before the search has learnt anything.
 PER_FAMILY = 3
+# A family so many times as slow as the best is far behind, and so in buckets no further than this.
+_FAR_BEHIND = 2.0
+_LIKE = 3.0
 _SIZES = ("batch", "heads_kv", "seqlen_q", "seqlen_k", "head_dim", "head_dim_v")
 
 
@@ -29,6 +33,7 @@ class Hints:
         self._registry = registry
         self._mode = mode
         self._best: dict[tuple[Bucket, str], Variant] = {}
+        self._behind: dict[Bucket, dict[str, bool]] = {}
 
     def learn(self, rows: Iterable[Row]) -> None:
         """Takes rows of one or many buckets; a bucket seen before is answered by the newer."""
@@ -36,12 +41,29 @@ class Hints:
         for row in rows:
             buckets.setdefault(row.bucket, []).append(row)
         for bucket, found in buckets.items():
-            seen: set[str] = set()
+            speedups: dict[str, float | None] = {}
             for ranked in rank(found, self._mode, self._registry):
                 variant = self._registry.find(ranked.slug)
-                if isinstance(variant, Variant) and variant.family.name not in seen:
-                    seen.add(variant.family.name)
+                if isinstance(variant, Variant) and variant.family.name not in speedups:
+                    speedups[variant.family.name] = ranked.speedup
                     self._best[bucket, variant.family.name] = variant
+            best = max((s for s in speedups.values() if s is not None), default=0.0)
+            self._behind[bucket] = {
+                family: speedup is not None and _FAR_BEHIND * speedup < best
+                for family, speedup in speedups.items()
+            }
+
+    def behind(self, problem: Problem) -> frozenset[str]:
+        """Families that are not worth a second trial for `problem` as long as nothing is measured:
+        each was far behind another in the bucket most like it of those in which it was measured."""
+        bucket = bucket_of(problem)
+        found: dict[str, bool] = {}
+        for other in sorted(self._behind, key=lambda other: (distance(other, bucket), other)):
+            if distance(other, bucket) > _LIKE:
+                break
+            for family, far in self._behind[other].items():
+                found.setdefault(family, far)
+        return frozenset(family for family, far in found.items() if far)
 
     def near(self, problem: Problem) -> Sequence[Variant]:
         """Variants for `problem`, the likeliest first, at most `PER_FAMILY` of each family.

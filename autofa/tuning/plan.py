@@ -20,8 +20,10 @@ from autofa.tuning.request import TuneRequest
 from autofa.tuning.search import BucketSearch, FamilySearch
 
 # Makes the search for a problem whose measurements several processes share, or somebody watches:
-# from each family's legal variants, and the variants to try early.
-MakeSearch = Callable[[Problem, Mapping[str, Sequence[Variant]], Sequence[Variant]], BucketSearch]
+# from each family's legal variants, the variants to try early, and families known to be far behind.
+MakeSearch = Callable[
+    [Problem, Mapping[str, Sequence[Variant]], Sequence[Variant], Collection[str]], BucketSearch
+]
 
 # How many of the best go through the precise rounds.
 FINALISTS = 4
@@ -78,7 +80,7 @@ class BucketPlan:
 def _search(
     problem: Problem,
     variants: Sequence[Variant],
-    near: Sequence[Variant],
+    hints: Hints,
     request: TuneRequest,
     rows: Sequence[Row],
     make: MakeSearch | None = None,
@@ -86,7 +88,8 @@ def _search(
     legal: dict[str, list[Variant]] = {}
     for variant in variants:
         legal.setdefault(variant.family.name, []).append(variant)
-    search = make(problem, legal, near) if make else _in_memory(legal, near, request)
+    near, behind = hints.near(problem), hints.behind(problem)
+    search = (make or partial(_in_memory, request))(problem, legal, near, behind)
     for row in rows:
         candidate = request.registry.find(row.slug)
         if isinstance(candidate, Variant):
@@ -95,7 +98,11 @@ def _search(
 
 
 def _in_memory(
-    legal: Mapping[str, Sequence[Variant]], near: Sequence[Variant], request: TuneRequest
+    request: TuneRequest,
+    problem: Problem,
+    legal: Mapping[str, Sequence[Variant]],
+    near: Sequence[Variant],
+    behind: Collection[str],
 ) -> BucketSearch:
     searches = [
         FamilySearch(
@@ -106,7 +113,7 @@ def _in_memory(
         )
         for name, found in legal.items()
     ]
-    return BucketSearch(searches, request.trials)
+    return BucketSearch(searches, request.trials, behind)
 
 
 def admitted(candidate: Candidate, problem: Problem, request: TuneRequest) -> bool:
@@ -148,7 +155,7 @@ def make_plan(
     known = {slug: row for slug, (row, _) in stored.items() if slug in names}
     stale = {slug for slug, (_, current) in stored.items() if slug in names and not current}
     retime = to_retime(known, stale, vendors, variants, request)
-    search_anew = partial(_search, problem, variants, hints.near(problem), request)
+    search_anew = partial(_search, problem, variants, hints, request)
     relied_on = not (retime or request.force)
     return BucketPlan(
         problem,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -208,9 +208,6 @@ class RecordedSearch(FamilySearch):
         values = zip(self.family.params, self._legal[slug].values, strict=True)
         return {"kernel": slug, "values": ", ".join(f"{p.name}={v}" for p, v in values)}
 
-    def _chosen(self) -> Point | None:
-        return self._points[self.sure()[0].slug] if self._walks else super()._chosen()
-
     def _propose(self, point: Point) -> None:
         import optuna
 
@@ -290,8 +287,9 @@ class RecordedBucketSearch(BucketSearch):
         studies: Studies,
         around: Surroundings,
         lock: str,
+        behind: Collection[str] = (),
     ) -> None:
-        super().__init__(searches, trials)
+        super().__init__(searches, trials, behind)
         self.alone = not studies.shared
         self._problem = problem
         self._recorded = tuple(searches)
@@ -352,6 +350,7 @@ def recorded(
     problem: Problem,
     legal: Mapping[str, Sequence[Variant]],
     near: Sequence[Variant],
+    behind: Collection[str],
     *,
     request: TuneRequest,
     lab: Lab,
@@ -373,4 +372,4 @@ def recorded(
             )
         )
     lock = f"autofa: {lab.device!r} {problem!r} {request.mode}"
-    return RecordedBucketSearch(problem, searches, request.trials, studies, around, lock)
+    return RecordedBucketSearch(problem, searches, request.trials, studies, around, lock, behind)

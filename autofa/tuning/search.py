@@ -11,19 +11,30 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 from autofa.kernels.family import KernelFamily, Variant
-from autofa.tuning.strategies import DEFAULT, Known, Point, Strategy
+from autofa.tuning.strategies import (
+    DEFAULT,
+    Known,
+    Point,
+    Strategy,
+    nearest_to_best,
+    steps_between,
+)
 
 if TYPE_CHECKING:
     import optuna
 
 # A family further than this from the best one gets no more than its first share of the trials.
 _HOPELESS = math.log(1.5)
+# So far, and it gets no more than its default.
+_FAR_BEHIND = math.log(2.0)
+# A family's search has settled once so many points around its best one are known, the nearest.
+_AROUND = 8
 # Samplers repeat points of a discrete space; after so many in one ask, a random one is taken.
 _MAX_REPEATS = 16
 
@@ -156,6 +167,17 @@ class FamilySearch:
         cost, slug = min(costs)
         return Scored(self._legal[slug], cost)
 
+    @property
+    def settled(self) -> bool:
+        """Whether the points nearest to the best one are known, so that it is the best around. Says
+        the same of the same measurements, in whatever order they came."""
+        best = self.best
+        if best is None:
+            return False
+        place = self._points[best.variant.slug]
+        order = sorted(self._points.items(), key=lambda i: (steps_between(i[1], place), i[1]))
+        return all(slug in self._costs for slug, _ in order[: _AROUND + 1])
+
     def learn(self, variant: Variant, cost: float | None) -> None:
         """Takes a stored measurement, before the first `ask`. Points outside today's legal space
         teach nothing."""
@@ -173,14 +195,14 @@ class FamilySearch:
 
     def sure(self) -> list[Variant]:
         """What `ask` will give whatever is told until then: worth compiling now."""
-        slugs = (*self._first, *self._legal) if self._walks else self._first
-        return [self._legal[s] for s in dict.fromkeys(slugs) if s not in self._asked]
+        return [self._legal[s] for s in self._first if s not in self._asked]
 
     def _walk(self) -> str:
-        return self.sure()[0].slug
+        point = self._chosen()
+        return next(slug for slug, place in self._points.items() if place == point)
 
     def _chosen(self) -> Point | None:
-        """The default and the hints first, then what the strategy says."""
+        """The default and the hints first, then what the strategy says, or the nearest."""
         for slug in self._first:
             if slug not in self._asked:
                 return self._points[slug]
@@ -189,6 +211,8 @@ class FamilySearch:
             [self._points[slug] for slug in self._legal if slug in self._asked - set(self._costs)],
             [self._points[slug] for slug in self._legal if slug not in self._asked],
         )
+        if self._walks:
+            return nearest_to_best(known, self._random) or known.open[0]
         return self._strategy.choose(known, self._random)
 
     def _sample(self) -> str:
@@ -252,8 +276,12 @@ class FamilySearch:
 class BucketSearch:
     """The families' searches for one problem, which share a number of trials. Not thread-safe.
 
-    Every family first gets its default, then an equal share of half the trials; what is left goes
-    to the families that came within 1.5x of the best.
+    Every family first gets its default, then an equal share of half the trials, unless it is more
+    than twice as slow as the best; what is left goes to the families that came within 1.5x of the
+    best, until each has settled.
+
+    Args:
+        behind: families that were that slow in a bucket like this one.
 
     Attributes:
         alone: whether this process is the only one that measures the problem.
@@ -261,9 +289,12 @@ class BucketSearch:
 
     alone = True
 
-    def __init__(self, searches: Sequence[FamilySearch], trials: int) -> None:
+    def __init__(
+        self, searches: Sequence[FamilySearch], trials: int, behind: Collection[str] = ()
+    ) -> None:
         self._searches = tuple(searches)
         self._trials = trials
+        self._behind = frozenset(behind)
         self._of = {search.family.name: search for search in searches}
 
     @property
@@ -293,14 +324,21 @@ class BucketSearch:
     def _next(self) -> FamilySearch | None:
         share = max(1, self._trials // max(1, 2 * len(self._searches)))
         open_ = [search for search in self._searches if search.remaining]
-        early = [search for search in open_ if search.attempts < share]
+        bests = [s.best.cost for s in self._searches if s.best is not None]
+        top = min(bests, default=math.inf)
+        early = [s for s in open_ if s.attempts < (1 if self._far_behind(s, top) else share)]
         if early:
             return min(early, key=lambda search: search.attempts)
-        bests = [s.best.cost for s in self._searches if s.best is not None]
-        limit = min(bests) + _HOPELESS if bests else math.inf
-        alive = [s for s in open_ if s.best is not None and s.best.cost <= limit]
+        limit = top + _HOPELESS
+        alive = [s for s in open_ if s.best is not None and s.best.cost <= limit and not s.settled]
         alive = alive or ([] if bests else open_)
         return min(alive, key=lambda search: search.attempts, default=None)
+
+    def _far_behind(self, search: FamilySearch, top: float) -> bool:
+        """By what was measured here; before that, by what is known of buckets like this one."""
+        if search.best is None:
+            return search.family.name in self._behind
+        return search.best.cost > top + _FAR_BEHIND
 
     def sure(self) -> list[Variant]:
         """As `FamilySearch.sure`, of all families."""

@@ -53,7 +53,7 @@ class Strategy:
     sampler: Callable[[int], optuna.samplers.BaseSampler]
 
 
-def _steps(a: Point, b: Point) -> tuple[int, int, int]:
+def steps_between(a: Point, b: Point) -> tuple[int, int, int]:
     """From `b` to `a`: how many parameters differ, by how many values in all, and how far down."""
     gaps = [x - y for x, y in zip(a, b, strict=True)]
     return sum(gap != 0 for gap in gaps), sum(map(abs, gaps)), -sum(gaps)
@@ -67,8 +67,8 @@ def nearest_to_best(known: Known, chance: random.Random) -> Point | None:
     if not good and not known.running:
         return None
     best = min(good)[1] if good else known.running[0]
-    least = min(_steps(p, best) for p in known.open)
-    return chance.choice([p for p in known.open if _steps(p, best) == least])
+    least = min(steps_between(p, best) for p in known.open)
+    return chance.choice([p for p in known.open if steps_between(p, best) == least])
 
 
 def nearest_then_sampler(known: Known, chance: random.Random) -> Point | None:

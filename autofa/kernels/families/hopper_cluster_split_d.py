@@ -1,4 +1,4 @@
-"""`hopper.cluster_split_d`: FlashAttention on wgmma and TMA for head dims of 257 to 512 on sm_90a.
+"""`hopper.cluster_split_d`: FlashAttention on wgmma and TMA for head dims of 257 to 640 on sm_90a.
 
 On an H200, bf16 and 1,8,8192, TFLOPS and their share of a matmul's in the same rounds:
 
@@ -17,6 +17,9 @@ with 32 heads of 1024 keys. Chunks of 4 groups were slower everywhere, as were t
 the worse. One buffer for the other block's weights instead of two was slower but at 512 dense (626
 for 613).
 
+Above 512 the output of a block takes two products, and registers and shared memory leave room for
+steps of 64 keys only, or 96 up to 576, in chunks of 10 to 20 KB. Not measured yet.
+
 The family never answers unmeasured: only `tune` can choose it, which checks each variant that it
 times.
 """
@@ -28,13 +31,11 @@ from autofa.kernels import hopper, mma
 from autofa.kernels.family import Constraint, KernelFamily, Param, Params, Value
 from autofa.problem import Problem
 
-_STAGES = (3, 4, 5, 6, 7, 8)
+_STAGES = (2, 3, 4, 5, 6, 7, 8)
 _THREADS = 128 * 3  # two warpgroups that compute, and the producer's
 _REGISTERS = 240  # of a thread that computes
-# Of them, scores of 64 keys in f32, and weights of both blocks in 16 bits; and row statistics,
-# descriptors and addresses, as compiled without spills.
-_STEP_REGISTERS = 32 + 2 * 16
-_OTHER_REGISTERS = 40
+_OTHER_REGISTERS = 40  # row statistics, descriptors and addresses, as compiled without spills
+_NARROW = 512  # columns up to which a block's output is one product's, and a ring has room
 # Of the tensor cores, for a chunk: an m64nNk16 takes N / 2. Values of 320 columns come in chunks of
 # 160 cycles where longer ones leave no room for three buffers.
 _KEY_CYCLES, _VALUE_CYCLES = 256, 160
@@ -45,37 +46,71 @@ def _columns(p: Params) -> int:
     return int(p.columns_v) // 2
 
 
+def _keys(p: Params) -> int:
+    """Of a step, of which one block has the scores."""
+    return int(p.block_n) // 2
+
+
+def _chunk_bytes(p: Params) -> tuple[int, int]:
+    """Of keys and of values."""
+    keys = _keys(p) * int(p.key_groups)
+    values = int(p.value_keys) * hopper.groups(_columns(p))
+    return hopper.ROW_BYTES * keys, hopper.ROW_BYTES * values
+
+
 def _stage_bytes(p: Params) -> int:
-    return hopper.ROW_BYTES * max(
-        64 * int(p.key_groups), int(p.value_keys) * hopper.groups(_columns(p))
-    )
+    return max(_chunk_bytes(p))
 
 
-def _fixed_bytes(problem: Problem) -> int:
+def _fixed_bytes(p: Params, problem: Problem) -> int:
     """For each warpgroup its queries, two buffers for the other block's weights, row maxima and row
     sums, and six barriers."""
     queries = 64 * hopper.ROW_BYTES * hopper.groups(problem.head_dim)
-    exchange = 2 * (64 * 64 * 2 + 2 * 64 * 4)
+    exchange = 2 * (64 * _keys(p) * 2 + 2 * 64 * 4)
     return 2 * (queries + exchange + 6 * hopper.BARRIER_BYTES)
 
 
 def _smem_bytes(p: Params, problem: Problem) -> int:
-    return _fixed_bytes(problem) + int(p.stages) * (_stage_bytes(p) + 2 * hopper.BARRIER_BYTES)
+    return _fixed_bytes(p, problem) + int(p.stages) * (_stage_bytes(p) + 2 * hopper.BARRIER_BYTES)
 
 
 def _stages(p: Params, problem: Problem, limits: Limits) -> int:
     """The deepest ring that fits; 0 if none does."""
-    return hopper.deepest(_STAGES, limits.smem_per_block - _fixed_bytes(problem), _stage_bytes(p))
+    free = limits.smem_per_block - _fixed_bytes(p, problem)
+    return hopper.deepest(_STAGES, free, _stage_bytes(p))
 
 
-def _chunks_are_long(p: Params, problem: Problem) -> bool:
-    key_cycles = 4 * int(p.key_groups) * 64 // 2
+def _registers(p: Params) -> int:
+    """Of a thread: its output, scores in f32 and the weights of both blocks in 16 bits."""
+    return _columns(p) // 2 + _keys(p) // 2 + 2 * _keys(p) // 4 + _OTHER_REGISTERS
+
+
+def _widest(problem: Problem) -> int:
+    return max(problem.head_dim, problem.head_dim_v)
+
+
+def _step_suits(p: Params, problem: Problem) -> bool:
+    if _widest(problem) > _NARROW:
+        return p.block_n < 128
+    return p.block_n == 128 or (p.block_n == 96 and _widest(problem) > 384)
+
+
+def _chunks_are_long(p: Params) -> bool:
+    key_cycles = 4 * int(p.key_groups) * _keys(p) // 2
     value_cycles = int(p.value_keys) // 16 * _columns(p) // 2
     return key_cycles >= _KEY_CYCLES and value_cycles >= _VALUE_CYCLES
 
 
+def _chunks_suit(p: Params, problem: Problem) -> bool:
+    keys, values = _chunk_bytes(p)
+    alike = abs(keys - values) < hopper.ROW_BYTES * _keys(p)
+    if _widest(problem) > _NARROW:
+        return alike
+    return _chunks_are_long(p) and p.stages > 2 and (alike if p.block_n < 128 else p.key_groups < 4)
+
+
 def _default(problem: Problem, limits: Limits) -> dict[str, Value]:
-    """Chunks of 24 KB, or 16 where few of those fit."""
+    """Chunks of 24 KB, or 16 where few of those fit; above 512 of 10 or 12."""
     columns_v = mma.columns(problem.head_dim_v, 64)
     wide = columns_v > 384
     p = Params(
@@ -88,7 +123,9 @@ def _default(problem: Problem, limits: Limits) -> dict[str, Value]:
         spread=1,
         heads=hopper.default_heads(problem),
     )
-    if _stages(p, problem, limits) == 0:
+    if _widest(problem) > _NARROW:
+        p.block_n, p.key_groups, p.value_keys = 64, 2, 16
+    elif _stages(p, problem, limits) < 3:
         p.key_groups, p.value_keys = 2, 32
     p.stages = _stages(p, problem, limits)
     return dict(vars(p))
@@ -100,13 +137,13 @@ FAMILY = KernelFamily(
     version=1,
     folder="hopper_cluster_split_d",
     entry="kernel.cuh",
-    domain=hopper.domain(264, 512),
+    domain=hopper.domain(264, 640),
     params=(
         mma.block_m(128),
-        mma.block_n(128),
-        Param("columns_v", tuple(range(320, 513, 64)), "v{}", about="value head dim, filled up"),
-        Param("key_groups", (2, 3), "c{}", about="64-column groups in a chunk of keys"),
-        Param("value_keys", (32, 64), "x{}", joined=True, about="keys in a chunk of values"),
+        mma.block_n(64, 96, 128),
+        Param("columns_v", tuple(range(320, 641, 64)), "v{}", about="value head dim, filled up"),
+        Param("key_groups", (2, 3, 4, 5), "c{}", about="64-column groups in a chunk of keys"),
+        Param("value_keys", (16, 32, 48, 64), "x{}", joined=True, about="keys in a chunk of values"),
         hopper.stages(_STAGES),
         Param(
             "spread", (0, 1), "p{}", about="1: softmax beside several chunks, 0: beside the last"
@@ -117,16 +154,25 @@ FAMILY = KernelFamily(
         hopper.value_columns(64),
         hopper.heads_in_turn(),
         Constraint(
+            "keys of a step",
+            "128 up to 512 columns, or 96 above 384; 64 or 96 where more leave no room for 128",
+            lambda p, problem, limits: _step_suits(p, problem),
+        ),
+        Constraint(
+            "whole chunks",
+            "a block's keys of a step come in chunks of values as long as each other",
+            lambda p, problem, limits: _keys(p) % p.value_keys == 0,
+        ),
+        Constraint(
             "chunk size",
-            "a chunk is to keep the tensor cores busy: 256 cycles of keys, 160 of values",
-            lambda p, problem, limits: _chunks_are_long(p, problem),
+            "a chunk is to keep the tensor cores busy: 256 cycles of keys, 160 of values; above 512 "
+            "columns, where it cannot, keys and values are to fill a buffer alike",
+            lambda p, problem, limits: _chunks_suit(p, problem),
         ),
         Constraint(
             "registers",
             "output, scores and weights stay in the 240 registers of a thread",
-            lambda p, problem, limits: (
-                _columns(p) // 2 + _STEP_REGISTERS + _OTHER_REGISTERS <= _REGISTERS
-            ),
+            lambda p, problem, limits: _registers(p) <= _REGISTERS,
         ),
         mma.shared_memory(_smem_bytes),
         hopper.no_idle_memory(_stages),

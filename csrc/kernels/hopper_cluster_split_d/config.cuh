@@ -16,9 +16,8 @@
 
 namespace autofa::hopper_cluster_split_d {
 
-constexpr int kRanks = 2;         // thread blocks of a cluster
-constexpr int kConsumers = 2;     // warpgroups of a block, of 64 rows each
-constexpr int kKeysPerHalf = 64;  // of a step: each block has the scores of one half
+constexpr int kRanks = 2;      // thread blocks of a cluster
+constexpr int kConsumers = 2;  // warpgroups of a block, of 64 rows each
 
 template <class Params>
 struct Config {
@@ -31,16 +30,17 @@ struct Config {
   static constexpr int columns_v = Params::columns_v;  // the value head dim, filled up
   static constexpr int groups_per_chunk = Params::key_groups;
   static constexpr int keys_per_chunk = Params::value_keys;
-  static constexpr int key_box = kKeysPerHalf;  // keys that one copy brings
+  static constexpr int keys_per_half = block_n / kRanks;  // each block has the scores of one half
+  static constexpr int key_box = keys_per_half;           // keys that one copy brings
   static constexpr bool spread = Params::spread;
 
   static constexpr int threads = kWarpgroupThreads * (kConsumers + 1);
 
   static_assert(mask == AUTOFA_MASK_NONE, "explicit masks are for other families");
-  static_assert(block_m == 64 * kConsumers && block_n == kRanks * kKeysPerHalf, "the scheme");
-  static_assert(head_dim % 8 == 0 && head_dim <= 512, "queries fill half of the shared memory");
-  static_assert(columns_v % 64 == 0 && columns_v <= 512, "one wgmma has at most 256 columns");
-  static_assert(kKeysPerHalf % keys_per_chunk == 0 && keys_per_chunk % 16 == 0, "whole products");
+  static_assert(block_m == 64 * kConsumers && block_n % (16 * kRanks) == 0, "the scheme");
+  static_assert(head_dim % 8 == 0 && head_dim <= 640, "a ring fits beside the queries");
+  static_assert(columns_v % 64 == 0 && columns_v <= 640, "the output stays in registers");
+  static_assert(keys_per_half % keys_per_chunk == 0 && keys_per_chunk % 16 == 0, "whole products");
 
   static constexpr int columns = columns_v / kRanks;  // of the output, in one block
   // The SM's 64 Ki registers, as setmaxnreg shares them out. The producer spills a few of its own
@@ -54,13 +54,14 @@ struct Config {
   static constexpr int key_groups = (head_dim + 63) / 64;
   static constexpr int value_groups = (columns + 63) / 64;
   static constexpr int key_chunks = (key_groups + groups_per_chunk - 1) / groups_per_chunk;
-  static constexpr int value_chunks = kKeysPerHalf / keys_per_chunk;  // of one half's keys
+  static constexpr int value_chunks = keys_per_half / keys_per_chunk;  // of one half's keys
 
-  static constexpr int group_bytes = 64 * kSwizzledRowBytes;  // of queries and keys
+  static constexpr int query_group_bytes = 64 * kSwizzledRowBytes;
+  static constexpr int key_group_bytes = keys_per_half * kSwizzledRowBytes;
   static constexpr int value_group_bytes = keys_per_chunk * kSwizzledRowBytes;
-  static constexpr int query_bytes = key_groups * group_bytes;  // of one warpgroup
+  static constexpr int query_bytes = key_groups * query_group_bytes;  // of one warpgroup
   static constexpr int stage_bytes =
-      std::max(groups_per_chunk * group_bytes, value_groups* value_group_bytes);
+      std::max(groups_per_chunk * key_group_bytes, value_groups* value_group_bytes);
 
   // Groups that one copy brings, where no group and no chunk is filled up; 0: each by itself.
   static constexpr int query_box_groups = head_dim % 64 == 0 ? key_groups : 0;
@@ -71,10 +72,30 @@ struct Config {
   using Element = typename ElementOf<dtype>::type;
   using Mask = KeyMask<causal, mask>;
   using Ring = ChunkRing<Params::stages, stage_bytes>;
+  using Exchange = PairExchange<keys_per_half / 16>;
   using Queue = TileQueue<block_m, Params::heads>;
   static constexpr int smem_bytes =
-      kConsumers * (query_bytes + PairExchange::bytes + PairExchange::barrier_bytes) + Ring::bytes +
+      kConsumers * (query_bytes + Exchange::bytes + Exchange::barrier_bytes) + Ring::bytes +
       Ring::barrier_bytes + 2 * kConsumers * kMbarrierBytes;
+};
+
+// A block's columns of the output, as far as the value head dim has them.
+template <class C>
+struct Columns {
+  int first, end;
+
+  __device__ __forceinline__ Columns(int rank, int head_dim_v)
+      : first(rank * C::columns), end(min(first + C::columns, head_dim_v)) {}
+
+  // Calls f(first, end) for as many at once as a warp can store or repair of a row.
+  template <class Function>
+  __device__ __forceinline__ void for_each_piece(Function f) const {
+    constexpr int most = 256;
+#pragma unroll 1
+    for (int at = 0; at < C::columns; at += most) {
+      f(first + at, C::columns <= most ? end : min(first + at + most, end));
+    }
+  }
 };
 
 // What lies where in shared memory.
@@ -90,10 +111,10 @@ struct Memory {
     return {chunks, exchange(kConsumers)};
   }
   __device__ __forceinline__ uint32_t exchange(int consumer) const {
-    return queries(kConsumers) + C::Ring::bytes + consumer * PairExchange::bytes;
+    return queries(kConsumers) + C::Ring::bytes + consumer * C::Exchange::bytes;
   }
   __device__ __forceinline__ uint32_t exchange_barriers(int consumer) const {
-    return exchange(kConsumers) + C::Ring::barrier_bytes + consumer * PairExchange::barrier_bytes;
+    return exchange(kConsumers) + C::Ring::barrier_bytes + consumer * C::Exchange::barrier_bytes;
   }
   // Full and free: of a warpgroup's queries.
   __device__ __forceinline__ uint32_t queries_full(int consumer) const {
@@ -109,14 +130,14 @@ struct Memory {
     for (int consumer = 0; consumer < kConsumers; ++consumer) {
       mbarrier_init(queries_full(consumer), 1);
       mbarrier_init(queries_free(consumer), 4);
-      PairExchange::init(exchange_barriers(consumer));
+      C::Exchange::init(exchange_barriers(consumer));
     }
     mbarrier_init_fence();
   }
 };
 
-// How many of the half steps of 64 keys some rows need: the others lie beyond the last key or the
-// diagonal. A step has two of them, and block `rank` of the cluster the scores of one.
+// How many of the half steps some rows need: the others lie beyond the last key or the diagonal. A
+// step has two of them, and block `rank` of the cluster the scores of one.
 struct Halves {
   int end;
 

@@ -1,7 +1,7 @@
 // A consumer: one warpgroup that owns 64 query rows of a tile together with the same warpgroup of
 // the cluster's other block, with scores, weights and its columns of the output in registers.
 //
-// A step takes 128 keys in two halves, of which each block has the scores of one. The scores of the
+// A step takes its keys in two halves, of which each block has the scores of one. The scores of the
 // next step are multiplied out before the output of this one, so that their softmax runs while the
 // tensor cores work on the output. What is multiplied comes in chunks; one is always under way
 // while the next is waited for, and the buffer of the one before is released.
@@ -13,6 +13,7 @@
 #include "autofa/block/pair_exchange.cuh"
 #include "autofa/block/stored_repair.cuh"
 #include "autofa/block/warpgroup_rows.cuh"
+#include "autofa/block/wide_value_product.cuh"
 #include "config.cuh"
 
 namespace autofa::hopper_cluster_split_d {
@@ -20,7 +21,7 @@ namespace autofa::hopper_cluster_split_d {
 template <class C>
 class Consumer {
   using Element = typename C::Element;
-  static constexpr int squares = kKeysPerHalf / 16;
+  static constexpr int squares = C::keys_per_half / 16;
   static constexpr int squares_per_chunk = C::keys_per_chunk / 16;
 
   // Of a half's keys, rounded, in squares of 16: the left operand of p v.
@@ -46,8 +47,8 @@ class Consumer {
     while (queue.next(at)) {
       const typename C::Mask mask(call_, at.batch, at.head_q);
       const int first_row = at.first_row + index_ * 64;
-      const Halves loaded{KeyTiles(mask, at.first_row, C::block_m, rows_, kKeysPerHalf).end};
-      KeyTiles own(mask, first_row, 64, rows_, kKeysPerHalf);
+      const Halves loaded{KeyTiles(mask, at.first_row, C::block_m, rows_, C::keys_per_half).end};
+      KeyTiles own(mask, first_row, 64, rows_, C::keys_per_half);
       if (first_row >= rows_) own.end = 0;
       if (loaded.end > 0) {
         mbarrier_wait(memory_.queries_full(index_), full_parity_);
@@ -60,22 +61,24 @@ class Consumer {
         PairSoftmax softmax(scale.log2);
         attend(softmax, mask, own, loaded, first_row + row_of_thread());
         if (store(softmax, queue.current())) {
-          repair_stored_rows<C>(call_, queue.current(), index_, first_column(), end_column(),
-                                kKeysPerHalf);
+          columns().for_each_piece([&](int first, int end) {
+            repair_stored_rows<C>(call_, queue.current(), index_, first, end, C::keys_per_half);
+          });
         }
       } else {
         if (loaded.end > 0) release_queries();
         if (loaded.has(0, rank_)) ring_.skip(C::key_chunks);
         skip_steps(loaded, 0);
-        store_rows_without_keys(call_, at, first_row, first_column(), end_column(), rank_ == 0);
+        columns().for_each_piece([&](int first, int end) {
+          store_rows_without_keys(call_, at, first_row, first, end, first == 0);
+        });
       }
     }
   }
 
  private:
-  __device__ __forceinline__ int first_column() const { return rank_ * C::columns; }
-  __device__ __forceinline__ int end_column() const {
-    return min(first_column() + C::columns, static_cast<int>(call_.head_dim_v));
+  __device__ __forceinline__ Columns<C> columns() const {
+    return {rank_, static_cast<int>(call_.head_dim_v)};
   }
 
   __device__ __forceinline__ void attend(PairSoftmax& softmax, const typename C::Mask& mask,
@@ -175,7 +178,7 @@ class Consumer {
       constexpr int all = (C::head_dim + 15) / 16, most = C::groups_per_chunk * 4;
       constexpr int first = chunk * most;  // in steps of 16 columns
       constexpr int end = all - first < most ? all : first + most;
-      multiply_key_chunk<Element, first, end, C::group_bytes, C::group_bytes>(
+      multiply_key_chunk<Element, first, end, C::query_group_bytes, C::key_group_bytes>(
           scores_[0], memory_.queries(index_), ring_.take());
       wgmma_wait<1>();
       if (chunk > 0 || values_under_way) ring_.release();
@@ -185,14 +188,20 @@ class Consumer {
   // out += p v of chunk `Chunk` of a half's keys, which stays under way.
   template <int Chunk>
   __device__ __forceinline__ void multiply_values(const Weights& weights, bool accumulate) {
-    multiply_value_chunk<Element, Chunk * squares_per_chunk, squares_per_chunk,
-                         C::value_group_bytes>(out_, weights, ring_.take(), accumulate);
+    constexpr int first = Chunk * squares_per_chunk;
+    if constexpr (C::columns <= 256) {
+      multiply_value_chunk<Element, first, squares_per_chunk, C::value_group_bytes>(
+          out_, weights, ring_.take(), accumulate);
+    } else {
+      multiply_wide_value_chunk<Element, first, squares_per_chunk, C::value_group_bytes>(
+          out_, weights, ring_.take(), accumulate);
+    }
   }
 
   __device__ __forceinline__ void fit(PairSoftmax& softmax, const typename C::Mask& mask,
                                       const KeyTiles& tiles, int row, int step) {
     const int half = 2 * step + rank_;
-    if (half >= tiles.first_masked) mask.apply(scores_, row, half * kKeysPerHalf);
+    if (half >= tiles.first_masked) mask.apply(scores_, row, half * C::keys_per_half);
     softmax.fit(scores_);
   }
 
@@ -258,9 +267,9 @@ class Consumer {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int row = first_row + row_of_thread() + half * 8;
-      const int64_t element = row * call_.out_strides[2] + first_column();
+      const int64_t element = row * call_.out_strides[2] + columns().first;
       store_row<Element>(out_, half, softmax.normalizer(0, half),
-                         static_cast<char*>(matrix) + element * 2, end_column() - first_column(),
+                         static_cast<char*>(matrix) + element * 2, columns().end - columns().first,
                          row < rows_);
       if (call_.lse != nullptr && rank_ == 0 && threadIdx.x % 4 == 0 && row < rows_) {
         call_.lse[sequence * rows_ + row] = softmax.log_sum(0, half);
@@ -274,9 +283,9 @@ class Consumer {
   const Memory<C> memory_;
   const int index_, rank_, rows_;
   typename C::Ring::Reader ring_;
-  PairExchange exchange_;
+  typename C::Exchange exchange_;
   uint32_t full_parity_ = 0;
-  float scores_[1][kKeysPerHalf / 8][4];
+  float scores_[1][C::keys_per_half / 8][4];
   float out_[C::columns / 8][4];
   Weights weights_, peer_weights_;
 };

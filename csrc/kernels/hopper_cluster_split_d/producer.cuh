@@ -21,7 +21,7 @@ class Producer {
     while (queue.next(at_)) {
       const typename C::Mask mask(call, at_.batch, at_.head_q);
       const KeyTiles tiles(mask, at_.first_row, C::block_m, static_cast<int>(call.seqlen_q),
-                           kKeysPerHalf);
+                           C::keys_per_half);
       const Halves halves{tiles.end};
       if (halves.end == 0) continue;
       load_queries();
@@ -42,7 +42,7 @@ class Producer {
       const uint32_t full = memory_.queries_full(consumer);
       mbarrier_wait(memory_.queries_free(consumer), free_parity_ ^ 1);
       mbarrier_arrive_expect(full, C::query_bytes);
-      load_groups<C::key_groups, C::query_box_groups, C::group_bytes>(
+      load_groups<C::key_groups, C::query_box_groups, C::query_group_bytes>(
           memory_.queries(consumer), mapped_.q, full, 0, at_.first_row + consumer * 64, at_.head_q,
           at_.batch);
     }
@@ -51,7 +51,7 @@ class Producer {
 
   // Of this block's half of a step.
   __device__ __forceinline__ void load_keys(int step) {
-    const int key = (2 * step + rank_) * kKeysPerHalf;
+    const int key = (2 * step + rank_) * C::keys_per_half;
     constexpr int whole = C::key_groups / C::groups_per_chunk;
     constexpr int rest = C::key_groups % C::groups_per_chunk;
 #pragma unroll 1
@@ -63,9 +63,9 @@ class Producer {
 
   template <int Groups>
   __device__ __forceinline__ void load_key_chunk(int first_column, int key) {
-    ring_.write(Groups * C::group_bytes, [&](uint32_t target, uint32_t full) {
-      load_groups<Groups, C::key_box_groups, C::group_bytes>(target, mapped_.k, full, first_column,
-                                                             key, at_.head_kv, at_.batch);
+    ring_.write(Groups * C::key_group_bytes, [&](uint32_t target, uint32_t full) {
+      load_groups<Groups, C::key_box_groups, C::key_group_bytes>(
+          target, mapped_.k, full, first_column, key, at_.head_kv, at_.batch);
     });
   }
 
@@ -73,7 +73,7 @@ class Producer {
   __device__ __forceinline__ void load_values(int half) {
 #pragma unroll 1
     for (int chunk = 0; chunk < C::value_chunks; ++chunk) {
-      const int first_key = half * kKeysPerHalf + chunk * C::keys_per_chunk;
+      const int first_key = half * C::keys_per_half + chunk * C::keys_per_chunk;
       ring_.write(C::value_groups * C::value_group_bytes, [&](uint32_t target, uint32_t full) {
         const auto load = [&](auto groups) {
           load_groups<C::value_groups, decltype(groups)::value, C::value_group_bytes>(

@@ -21,10 +21,11 @@
 
 namespace autofa {
 
-// Weights of 64 rows and 64 keys, in four squares of 16 keys, with two floats of row lane / 4 and
-// row lane / 4 + 8 of each warp's 16.
+// Weights of 64 rows and a block's keys of a step, in squares of 16 keys, with two floats of row
+// lane / 4 and row lane / 4 + 8 of each warp's 16.
+template <int Squares>
 class PairExchange {
-  static constexpr int weight_bytes = 64 * 64 * 2, row_bytes = 64 * 4;
+  static constexpr int weight_bytes = 64 * 16 * Squares * 2, row_bytes = 64 * 4;
 
  public:
   static constexpr int bytes = 2 * (weight_bytes + 2 * row_bytes);
@@ -44,22 +45,23 @@ class PairExchange {
     }
   }
 
-  __device__ __forceinline__ void send_weights(const uint32_t (&weights)[4][4], float first,
+  __device__ __forceinline__ void send_weights(const uint32_t (&weights)[Squares][4], float first,
                                                float second) {
     const uint32_t full = map_to_rank(weights_full(sent_), peer_);
     const uint32_t target = map_to_rank(weights_at(sent_), peer_);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
+    for (int i = 0; i < Squares; ++i) {
       store_async_16(target + i * kWarpgroupThreads * 16, weights[i], full);
     }
     send_rows(shifts_at(sent_), weights_full(sent_), first, second);
     ++sent_;
   }
 
-  __device__ __forceinline__ void receive_weights(uint32_t (&weights)[4][4], float (&rows)[2]) {
+  __device__ __forceinline__ void receive_weights(uint32_t (&weights)[Squares][4],
+                                                  float (&rows)[2]) {
     mbarrier_wait_cluster(weights_full(received_), received_ / 2 % 2);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
+    for (int i = 0; i < Squares; ++i) {
       load_shared_16(weights[i], weights_at(received_) + i * kWarpgroupThreads * 16);
     }
     load_rows(rows, shifts_at(received_));

@@ -70,7 +70,7 @@ class Consumer {
         if (loaded.has(0, rank_)) ring_.skip(C::key_chunks);
         skip_steps(loaded, 0);
         columns().for_each_piece([&](int first, int end) {
-          store_rows_without_keys(call_, at, first_row, first, end, first == 0);
+          store_rows_without_keys(call_, at, first_row, first, end, rank_ == 0);
         });
       }
     }

@@ -24,7 +24,7 @@ from autofa.settings import Settings
 
 ARCHS = tuple(a for a in CUDA_ARCHS if cuda_limits(a).capability >= 80)
 FAMILIES = tuple(f for f in REGISTRY.families if f.domain.device == "cuda")
-HEAD_DIMS = (8, 40, 64, 72, 96, 128, 160, 192, 256, 320, 512, 576, 1024)
+HEAD_DIMS = (8, 40, 64, 72, 96, 128, 160, 192, 256, 320, 512, 576, 640, 1024)
 H200 = cuda_limits("sm_90a", 132)
 FAMILY = pytest.mark.parametrize("family", FAMILIES, ids=lambda f: f.name)
 

@@ -17,8 +17,9 @@ with 32 heads of 1024 keys. Chunks of 4 groups were slower everywhere, as were t
 the worse. One buffer for the other block's weights instead of two was slower but at 512 dense (626
 for 613).
 
-Above 512 the output of a block takes two products, and registers and shared memory leave room for
-steps of 64 keys only, or 96 up to 576, in chunks of 10 to 20 KB. Not measured yet.
+Above 512 a block's output takes two products, and registers and shared memory leave room for steps
+of 64 keys only, or 96 up to 576, in chunks of 10 to 20 KB. Neither these head dims nor steps of 96
+keys at 392 to 512 are measured yet.
 
 The family never answers unmeasured: only `tune` can choose it, which checks each variant that it
 times.
@@ -143,7 +144,9 @@ FAMILY = KernelFamily(
         mma.block_n(64, 96, 128),
         Param("columns_v", tuple(range(320, 641, 64)), "v{}", about="value head dim, filled up"),
         Param("key_groups", (2, 3, 4, 5), "c{}", about="64-column groups in a chunk of keys"),
-        Param("value_keys", (16, 32, 48, 64), "x{}", joined=True, about="keys in a chunk of values"),
+        Param(
+            "value_keys", (16, 32, 48, 64), "x{}", joined=True, about="keys in a chunk of values"
+        ),
         hopper.stages(_STAGES),
         Param(
             "spread", (0, 1), "p{}", about="1: softmax beside several chunks, 0: beside the last"
@@ -165,8 +168,8 @@ FAMILY = KernelFamily(
         ),
         Constraint(
             "chunk size",
-            "a chunk is to keep the tensor cores busy: 256 cycles of keys, 160 of values; above 512 "
-            "columns, where it cannot, keys and values are to fill a buffer alike",
+            "a chunk is to keep the tensor cores busy: 256 cycles of keys, 160 of values; where "
+            "buffers are too small for that, keys and values are to fill them alike",
             lambda p, problem, limits: _chunks_suit(p, problem),
         ),
         Constraint(

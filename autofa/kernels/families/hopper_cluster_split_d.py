@@ -91,9 +91,10 @@ def _widest(problem: Problem) -> int:
 
 
 def _step_suits(p: Params, problem: Problem) -> bool:
+    keys = int(p.block_n)
     if _widest(problem) > _NARROW:
-        return p.block_n < 128
-    return p.block_n == 128 or (p.block_n == 96 and _widest(problem) > 384)
+        return keys < 128
+    return keys == 128 or (keys == 96 and _widest(problem) > 384)
 
 
 def _chunks_are_long(p: Params) -> bool:
@@ -107,7 +108,8 @@ def _chunks_suit(p: Params, problem: Problem) -> bool:
     alike = abs(keys - values) < hopper.ROW_BYTES * _keys(p)
     if _widest(problem) > _NARROW:
         return alike
-    return _chunks_are_long(p) and p.stages > 2 and (alike if p.block_n < 128 else p.key_groups < 4)
+    short = p.key_groups < 4 if p.block_n == 128 else alike
+    return bool(short and p.stages > 2 and _chunks_are_long(p))
 
 
 def _default(problem: Problem, limits: Limits) -> dict[str, Value]:
@@ -125,7 +127,8 @@ def _default(problem: Problem, limits: Limits) -> dict[str, Value]:
         heads=hopper.default_heads(problem),
     )
     if _widest(problem) > _NARROW:
-        p.block_n, p.key_groups, p.value_keys = 64, 2, 16
+        fewer = problem.head_dim > 576 or not 448 <= columns_v <= 576
+        p.block_n, p.key_groups, p.value_keys = 64 if fewer else 96, 2, 16
     elif _stages(p, problem, limits) < 3:
         p.key_groups, p.value_keys = 2, 32
     p.stages = _stages(p, problem, limits)

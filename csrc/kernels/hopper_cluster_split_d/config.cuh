@@ -79,22 +79,32 @@ struct Config {
       Ring::barrier_bytes + 2 * kConsumers * kMbarrierBytes;
 };
 
-// A block's columns of the output, as far as the value head dim has them.
+// A block's columns of the output, in one piece or in two: 256, as many as a warp can store or
+// repair of a row, and the rest. Where the rest is half a group, it is so of the group between the
+// blocks, of which both take a half: so all other groups begin with a line of memory.
 template <class C>
 struct Columns {
-  int first, end;
+  static constexpr int most = 256;
+  static constexpr int pieces = (C::columns + most - 1) / most;
+  static constexpr bool share_a_group = pieces > 1 && C::columns % 64 != 0;
+  static_assert(pieces <= 2 && (!share_a_group || C::columns == most + 32));
 
-  __device__ __forceinline__ Columns(int rank, int head_dim_v)
-      : first(rank * C::columns), end(min(first + C::columns, head_dim_v)) {}
+  int rank, head_dim_v;
 
-  // Calls f(first, end) for as many at once as a warp can store or repair of a row.
+  __device__ __forceinline__ int first(int piece) const {
+    if (!share_a_group) return rank * C::columns + piece * most;
+    return piece == 0 ? rank * (C::columns + 32) : most + rank * 32;
+  }
+  // As far as the value head dim has them.
+  __device__ __forceinline__ int end(int piece) const {
+    return min(first(piece) + (piece + 1 < pieces ? most : C::columns - piece * most), head_dim_v);
+  }
+
+  // Calls f(first, end) for each piece.
   template <class Function>
   __device__ __forceinline__ void for_each_piece(Function f) const {
-    constexpr int most = 256;
 #pragma unroll 1
-    for (int at = 0; at < C::columns; at += most) {
-      f(first + at, C::columns <= most ? end : min(first + at + most, end));
-    }
+    for (int piece = 0; piece < pieces; ++piece) f(first(piece), end(piece));
   }
 };
 

@@ -71,15 +71,24 @@ class Producer {
 
   // This block's columns of the values of a half.
   __device__ __forceinline__ void load_values(int half) {
+    const Columns<C> columns{rank_, static_cast<int>(mapped_.call.head_dim_v)};
 #pragma unroll 1
     for (int chunk = 0; chunk < C::value_chunks; ++chunk) {
       const int first_key = half * C::keys_per_half + chunk * C::keys_per_chunk;
       ring_.write(C::value_groups * C::value_group_bytes, [&](uint32_t target, uint32_t full) {
         const auto load = [&](auto groups) {
           load_groups<C::value_groups, decltype(groups)::value, C::value_group_bytes>(
-              target, mapped_.v, full, rank_ * C::columns, first_key, at_.head_kv, at_.batch);
+              target, mapped_.v, full, columns.first(0), first_key, at_.head_kv, at_.batch);
         };
-        if (C::value_box_groups > 0 && mapped_.call.head_dim_v % 64 == 0) {
+        if constexpr (Columns<C>::share_a_group) {
+#pragma unroll 1
+          for (int group = 0; group < C::value_groups; ++group) {
+            // Of the second block the last is the first of its columns.
+            const int back = group / (C::value_groups - 1) * rank_ * C::columns;
+            tma_load(target + group * C::value_group_bytes, mapped_.v, full,
+                     columns.first(0) + group * 64 - back, first_key, at_.head_kv, at_.batch);
+          }
+        } else if (C::value_box_groups > 0 && mapped_.call.head_dim_v % 64 == 0) {
           load(Constant<C::value_box_groups>());
         } else {
           load(Constant<0>());

@@ -44,7 +44,7 @@ def test_value_head_dims_of_their_own_on_the_emulator(tmp_path: Path) -> None:
 
 
 def test_two_products_of_a_block_on_the_emulator(tmp_path: Path) -> None:
-    """The output of 320 columns, and of 288, of which the second block's begin within a group."""
+    """The output of 320 columns, and of 288, of which the blocks share the group between them."""
     some = [case for case in CASES if case.name in ("ragged", "more queries")]
     check("d640-m128n64-v640-c2x16-s4-p1-h1-bf16-none", tmp_path, some[0])
     check("d576-m128n96-v576-c2x16-s4-p1-h4-f16-causal", tmp_path, *some)

@@ -100,6 +100,13 @@ struct Columns {
     return min(first(piece) + (piece + 1 < pieces ? most : C::columns - piece * most), head_dim_v);
   }
 
+  // One of the two pieces of the sums.
+  template <int Piece>
+  static __device__ __forceinline__ auto& of(float (&out)[C::columns / 8][4]) {
+    constexpr int blocks = Piece == 0 ? most / 8 : (C::columns - most) / 8;
+    return reinterpret_cast<float (&)[blocks][4]>(out[Piece * most / 8]);
+  }
+
   // Calls f(first, end) for each piece.
   template <class Function>
   __device__ __forceinline__ void for_each_piece(Function f) const {

@@ -267,16 +267,17 @@ class Consumer {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int row = first_row + row_of_thread() + half * 8;
-      for_each_chunk<Columns<C>::pieces>([&](auto index) {
-        constexpr int piece = decltype(index)::value, before = piece * Columns<C>::most / 8;
-        constexpr int blocks =
-            piece + 1 < Columns<C>::pieces ? Columns<C>::most / 8 : C::columns / 8 - before;
-        const int first = columns().first(piece);
-        const int64_t element = row * call_.out_strides[2] + first;
-        store_row<Element>(reinterpret_cast<const float (&)[blocks][4]>(out_[before]), half,
-                           softmax.normalizer(0, half), static_cast<char*>(matrix) + element * 2,
-                           columns().end(piece) - first, row < rows_);
-      });
+      const auto store_piece = [&](const auto& out, int piece) {
+        const int64_t element = row * call_.out_strides[2] + columns().first(piece);
+        store_row<Element>(out, half, softmax.normalizer(0, half),
+                           static_cast<char*>(matrix) + element * 2,
+                           columns().end(piece) - columns().first(piece), row < rows_);
+      };
+      if constexpr (Columns<C>::pieces == 1) store_piece(out_, 0);
+      if constexpr (Columns<C>::pieces == 2) {
+        store_piece(Columns<C>::template of<0>(out_), 0);
+        store_piece(Columns<C>::template of<1>(out_), 1);
+      }
       if (call_.lse != nullptr && rank_ == 0 && threadIdx.x % 4 == 0 && row < rows_) {
         call_.lse[sequence * rows_ + row] = softmax.log_sum(0, half);
       }

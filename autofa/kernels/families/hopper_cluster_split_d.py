@@ -2,24 +2,26 @@
 
 On an H200, bf16 and 1,8,8192, TFLOPS and their share of a matmul's in the same rounds:
 
-| head dim | chunks | dense | causal |
-|---|---|---|---|
-| 320 | 3 groups, 64 keys | 610, 0.78 | 578, 0.76 |
-| 384 | 3 groups, 64 keys | 632, 0.84 | 626, 0.81 |
-| 448 | 2 groups, 32 keys | 533, 0.72 | |
-| 512 | 2 groups, 32 keys | 613, 0.87 | 598, 0.82 |
+| head dim | step | chunks | dense | causal |
+|---|---|---|---|---|
+| 288 | 128 keys | 3 groups, 64 keys | 566, 0.74 | |
+| 320 | 128 keys | 3 groups, 64 keys | 646, 0.83 | 592, 0.76 |
+| 384 | 128 keys | 3 groups, 64 keys | 652, 0.85 | 602, 0.80 |
+| 448 | 128 keys | 2 groups, 32 keys | 602, 0.78 | |
+| 512 | 128 keys | 2 groups, 32 keys | 687, 0.88 | 619, 0.80 |
+| 576 | 64 keys | 5 groups, 32 keys | 498, 0.64 | |
+| 640 | 64 keys | 2 groups, 16 keys | 525, 0.67 | 492, 0.63 |
 
-At 320 that was with the softmax beside the last chunk (`p0`). The first version, with a copy for
-each group and the softmax beside several (`p1`), had 617 and 613 there; `p1`, which is the default,
-is not measured at 320 as the kernel is now. With 48 heads 512 reached 627, 0.89, and 526, 0.72,
-with 32 heads of 1024 keys. Chunks of 4 groups were slower everywhere, as were those of 2 groups and
-32 keys where longer ones fit. Under a causal mask tiles of 8 heads in turn were the best, of fewer
-the worse. One buffer for the other block's weights instead of two was slower but at 512 dense (626
-for 613).
+With 48 heads 512 reached 659, 0.90, and 547, 0.70, with 32 heads of 1024 keys. The softmax beside
+several chunks (`p1`) or the last (`p0`) made 3% at most either way. Chunks of 4 groups were slower
+everywhere, as were those of 2 groups and 32 keys where longer ones fit. Under a causal mask tiles
+of 8 heads in turn were the best, of fewer the worse. One buffer for the other block's weights
+instead of two was slower but at 512 dense.
 
 Above 512 a block's output takes two products, and registers and shared memory leave room for steps
-of 64 keys only, or 96 up to 576, in chunks of 10 to 20 KB. Neither these head dims nor steps of 96
-keys at 392 to 512 are measured yet.
+of 64 keys only, or 96 up to 576. Those of 96, in short chunks, had 394 at 576 dense and 354 causal;
+at 448 they had 583 where 128 had 602. Two long chunks at 640 had 338: what is loaded has too little
+ahead of it.
 
 The family never answers unmeasured: only `tune` can choose it, which checks each variant that it
 times.
@@ -113,7 +115,7 @@ def _chunks_suit(p: Params, problem: Problem) -> bool:
 
 
 def _default(problem: Problem, limits: Limits) -> dict[str, Value]:
-    """Chunks of 24 KB, or 16 where few of those fit; above 512 of 10 or 12."""
+    """Chunks of 24 KB, or 16 where few of those fit; above 512 the largest of which three do."""
     columns_v = mma.columns(problem.head_dim_v, 64)
     wide = columns_v > 384
     p = Params(
@@ -127,8 +129,9 @@ def _default(problem: Problem, limits: Limits) -> dict[str, Value]:
         heads=hopper.default_heads(problem),
     )
     if _widest(problem) > _NARROW:
-        fewer = problem.head_dim > 576 or not 448 <= columns_v <= 576
-        p.block_n, p.key_groups, p.value_keys = 64 if fewer else 96, 2, 16
+        p.block_n, p.key_groups, p.value_keys, p.spread = 64, 5, 32, 0
+        if columns_v <= _NARROW or _stages(p, problem, limits) < 3:
+            p.key_groups, p.value_keys, p.spread = 2, 16, 1
     elif _stages(p, problem, limits) < 3:
         p.key_groups, p.value_keys = 2, 32
     p.stages = _stages(p, problem, limits)

@@ -8,8 +8,9 @@ softmax beside the first chunk 356, with both 363. A call took as long at 576 an
 
 Clusters of three, the default up to 768, reached 297 to 336 at 576, 308 to 371 at 640 and 330 to
 382 at 768 (0.39 to 0.49), and 310 at 640 causal: up to 640 `hopper.cluster_split_d` is faster. Four
-had 386 to 487 at 1024 (0.54 to 0.63), the more the cooler the GPU. Halves of the head dim times halves of the keys, with steps of 128
-keys, were tried: 260, 308, 368 and, at 1024, 382 where slices had 418.
+had 386 to 487 at 1024 (0.54 to 0.63), the more the cooler the GPU. Halves of the head dim times
+halves of the keys, with steps of 128 keys, were tried: 260, 308, 368 and, at 1024, 382 where slices
+had 418.
 
 The family never answers unmeasured: only `tune` can choose it, which checks each variant that it
 times.

@@ -191,8 +191,8 @@ def test_families_known_to_be_behind_get_more_than_one_trial_only_if_they_are_no
 ) -> None:
     own = cubes("fast", "other")
     search = BucketSearch([search_of(each, 40) for each in own], 40, behind={"sim.other"})
-    names = run(search, lambda v: cost if v.family is own[1] else 0.0, batch_size=8)
-    assert names[:8].count("sim.other") == 1
+    names = run(search, lambda v: cost if v.family is own[1] else 0.0, batch_size=20)
+    assert names[:20].count("sim.other") == 1
     assert names.count("sim.other") == trials
 
 

@@ -19,6 +19,7 @@ from autofa.tuning.lab import Lab
 from autofa.tuning.plan import FINALISTS, BucketPlan, ranking, to_retime
 from autofa.tuning.records import as_held, cost, fingerprint_of
 from autofa.tuning.request import TuneRequest
+from autofa.tuning.search import FAR_BEHIND
 from autofa.tuning.steps import Steps
 
 # Candidates screened together: enough to interleave, few enough that each batch informs the next.
@@ -215,14 +216,18 @@ class BucketRun:
     # Precise rounds --------------------------------------------------------------------------
 
     def _contenders(self) -> list[Candidate]:
-        """The vendors, the best few, and each family's default, as far as they may be used."""
+        """The vendors, the best few, and each family's default, as far as they may be used; not the
+        default of a family that is far behind."""
         best = [r.slug for r in self._ranking()][: FINALISTS + len(self._plan.vendors)]
         found: dict[str, Candidate] = {v.slug: v for v in self._plan.vendors}
         own = [v for v in self._plan.variants if v.slug in best]
         found |= {v.slug: v for v in sorted(own, key=lambda v: best.index(v.slug))[:FINALISTS]}
+        measured = {slug: cost(row, self._request.mode) for slug, row in self._rows.items()}
+        costs = {slug: value for slug, value in measured.items() if value is not None}
+        least = min(costs.values(), default=math.inf)
         for family in dict.fromkeys(v.family.name for v in self._plan.variants):
             default = next(v for v in self._plan.variants if v.family.name == family)
-            if default.slug in self._rows:
+            if costs.get(default.slug, math.inf) <= least + FAR_BEHIND:
                 found.setdefault(default.slug, default)
         return [c for slug, c in found.items() if self._usable(slug)]
 

@@ -11,11 +11,11 @@ from autofa.kernels.registry import Registry
 from autofa.problem import Bucket, Problem, bucket_of
 from autofa.store.ranking import rank
 from autofa.store.rows import Row
+from autofa.tuning.search import FAR_BEHIND
 
 # How many per family are worth a trial before the search has learnt anything.
 PER_FAMILY = 3
-# A family so many times as slow as the best is far behind, and so in buckets no further than this.
-_FAR_BEHIND = 2.0
+# How far, in octaves, a bucket may be for a family that is far behind there to be held for it here.
 _LIKE = 3.0
 _SIZES = ("batch", "heads_kv", "seqlen_q", "seqlen_k", "head_dim", "head_dim_v")
 
@@ -49,7 +49,7 @@ class Hints:
                     self._best[bucket, variant.family.name] = variant
             best = max((s for s in speedups.values() if s is not None), default=0.0)
             self._behind[bucket] = {
-                family: speedup is not None and _FAR_BEHIND * speedup < best
+                family: speedup is not None and math.exp(FAR_BEHIND) * speedup < best
                 for family, speedup in speedups.items()
             }
 

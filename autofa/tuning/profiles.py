@@ -75,7 +75,7 @@ _CUDA_QUICK = Profile(
 _CUDA_DEFAULT = Profile(
     "default",
     "cuda",
-    32,
+    20,
     (
         *_CUDA_QUICK.groups,
         Group(_filled(128, (512, 1024, 2048, 4096, 16384), 16384, 2048), ("bf16",)),

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 # A family further than this from the best one gets no more than its first share of the trials.
 _HOPELESS = math.log(1.5)
 # So far, and it gets no more than its default.
-_FAR_BEHIND = math.log(2.0)
+FAR_BEHIND = math.log(2.0)
 # A family's search has settled once so many points around its best one are known, the nearest.
 _AROUND = 8
 # Samplers repeat points of a discrete space; after so many in one ask, a random one is taken.
@@ -331,14 +331,15 @@ class BucketSearch:
             return min(early, key=lambda search: search.attempts)
         limit = top + _HOPELESS
         alive = [s for s in open_ if s.best is not None and s.best.cost <= limit and not s.settled]
-        alive = alive or ([] if bests else open_)
+        if not bests:  # nothing is known here yet: whatever was not far behind elsewhere
+            alive = [s for s in open_ if s.family.name not in self._behind] or open_
         return min(alive, key=lambda search: search.attempts, default=None)
 
     def _far_behind(self, search: FamilySearch, top: float) -> bool:
         """By what was measured here; before that, by what is known of buckets like this one."""
         if search.best is None:
             return search.family.name in self._behind
-        return search.best.cost > top + _FAR_BEHIND
+        return search.best.cost > top + FAR_BEHIND
 
     def sure(self) -> list[Variant]:
         """As `FamilySearch.sure`, of all families."""

@@ -180,7 +180,7 @@ def others() -> dict[str, DeviceKey]:
     return {
         "other threads": replace(mine, units=mine.units + 62),
         "longer name": replace(mine, name=mine.name + " NVL"),
-        "other case": replace(mine, name=mine.name.upper()),
+        "other case": replace(mine, name=mine.name.swapcase()),
         "trailing space": replace(mine, name=mine.name + " "),
         "other memory": replace(mine, memory_gib=18),
         "other isa": replace(mine, arch=mine.arch + "+extra"),

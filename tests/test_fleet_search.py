@@ -105,7 +105,7 @@ def test_what_every_worker_dies_of_is_given_up(
         ):
             place.worker = f"worker {number}"
             search = recorded(
-                SHAPES[0], {"sim.deadly": deadly}, (),
+                SHAPES[0], {"sim.deadly": deadly}, (), (),
                 request=ask(postgres_url), lab=lab, studies=place, around=around,
             )  # fmt: skip
             asked += search.ask(8)

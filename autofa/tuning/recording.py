@@ -155,6 +155,10 @@ class RecordedSearch(FamilySearch):
         self._asked = {*self._costs, *running} & self._legal.keys()
         return [self._legal[slug] for slug in given_up]
 
+    @property
+    def waiting(self) -> bool:
+        return self._waiting > 0
+
     def ask(self) -> Variant | None:
         while self._waiting:
             found = self._retried()

@@ -168,6 +168,11 @@ class FamilySearch:
         return Scored(self._legal[slug], cost)
 
     @property
+    def waiting(self) -> bool:
+        """Whether somebody who was given a point died with it, so that another is to measure it."""
+        return False
+
+    @property
     def settled(self) -> bool:
         """Whether the points nearest to the best one are known, so that it is the best around. Says
         the same of the same measurements, in whatever order they came."""
@@ -322,6 +327,9 @@ class BucketSearch:
         return found
 
     def _next(self) -> FamilySearch | None:
+        for search in self._searches:
+            if search.waiting:
+                return search
         share = max(1, self._trials // max(1, 2 * len(self._searches)))
         open_ = [search for search in self._searches if search.remaining]
         bests = [s.best.cost for s in self._searches if s.best is not None]

@@ -82,7 +82,7 @@ def stored(db: str, device: DeviceKey) -> list[Row]:
 
 def defaults(db: str, device: DeviceKey) -> list[int]:
     """How often each problem was searched: a search measures this default once."""
-    counts = Counter(row.problem for row in stored(db, device) if row.slug == "sim.slow-mx2")
+    counts = Counter(row.problem for row in stored(db, device) if row.slug == "sim.slow-mx1")
     return [counts[problem] for problem in PROBLEMS]
 
 

@@ -44,6 +44,18 @@ def test_every_bucket_gets_its_best_kernel_beside_all_vendors(db: str, overlap: 
     assert sim.closed == 1
 
 
+def test_a_slow_family_is_known_for_it_in_the_next_bucket_and_left_out_of_the_precise_rounds(
+    db: str,
+) -> None:
+    sim = Simulation(times)
+    first, second = PROBLEMS[:2]
+    assert run(sim, ask(db, (first, second))).answered == 2
+    tried = Counter((slug, p) for slug, p in sim.timed if slug.startswith("sim.slow"))
+    default, other = (v.slug for v in SLOW.legal(first, LIMITS))
+    assert tried == {(default, first): 1, (other, first): 1, (default, second): 1}
+    assert Counter(sim.timed)[BEST, first] == 2
+
+
 def test_candidates_are_checked_before_they_are_timed_and_the_winner_again_after(db: str) -> None:
     order: list[str] = []
     sim = Simulation(times)

@@ -221,7 +221,7 @@ class RecordedSearch(FamilySearch):
                 state=optuna.trial.TrialState.WAITING,
                 params=self._named(point),
                 distributions=dict(self._space),
-                user_attrs=self._told_of(next(s for s, p in self._points.items() if p == point)),
+                user_attrs=self._told_of(self._slug_at(point)),
             )
         )
 

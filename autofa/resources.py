@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 _PACKAGE = Path(__file__).resolve().parent
 
 
+@cache
 def _shipped(name: str) -> Path:
     # A checkout has the folder beside the package; an installed wheel carries a copy inside it.
     checkout = _PACKAGE.parent / name

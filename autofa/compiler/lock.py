@@ -6,8 +6,26 @@ import contextlib
 import fcntl
 import os
 import sys
+import threading
 from pathlib import Path
 from types import TracebackType
+
+# A forked child has the files of its parent's threads, and with them would keep their locks: from
+# others when the parent is done, and from itself. No fork happens between opening and noting one.
+_held: set[int] = set()
+_noting = threading.Lock()
+
+
+def _after_fork() -> None:
+    for file in _held:
+        os.close(file)  # the parent's own keeps the lock
+    _held.clear()
+    _noting.release()
+
+
+os.register_at_fork(
+    before=_noting.acquire, after_in_parent=_noting.release, after_in_child=_after_fork
+)
 
 
 class Lock:
@@ -28,15 +46,17 @@ class Lock:
         Raises:
             OSError: the folder cannot be written.
         """
-        file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(file)
-            return False
-        except BaseException:
-            os.close(file)
-            raise
+        with _noting:
+            file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os.close(file)
+                return False
+            except BaseException:
+                os.close(file)
+                raise
+            _held.add(file)
         command = " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])[:200]
         os.ftruncate(file, 0)
         os.write(file, f"process {os.getpid()} ({command})".encode(errors="replace"))
@@ -50,9 +70,11 @@ class Lock:
         return "another process"
 
     def release(self) -> None:
-        if self._file is not None:
-            os.close(self._file)
-            self._file = None
+        file, self._file = self._file, None
+        with _noting:
+            if file in _held:  # not in a child, where the number may be another file's
+                _held.remove(file)
+                os.close(file)
 
     def __enter__(self) -> Lock:
         return self

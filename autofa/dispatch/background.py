@@ -3,7 +3,9 @@ no call waits."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import tempfile
 import threading
 from collections.abc import Callable
 from typing import Generic, TypeVar
@@ -65,6 +67,13 @@ class _Worker(Generic[Item]):
         raise NotImplementedError
 
 
+def _prepare_tempfile() -> None:
+    """A fork while the thread is in `tempfile` for the first time would leave its lock taken in the
+    child, which then waits for ever; after the first time it takes none."""
+    with contextlib.suppress(OSError), tempfile.TemporaryDirectory(prefix="autofa-"):
+        pass
+
+
 class Builder(_Worker[Request]):
     """Builds variants, each at most once per process.
 
@@ -96,6 +105,8 @@ class Builder(_Worker[Request]):
         with self._lock:
             if self._gave_up or (variant, target) in self._seen:
                 return
+            if not self._seen:
+                _prepare_tempfile()
             self._seen.add((variant, target))
             self._enqueue((variant, target))
 

@@ -35,7 +35,7 @@ from autofa.store.rows import Row
 MOST_BUCKETS = 12
 # Nothing is learnt from buckets further away than this many octaves, and nothing said where any
 # size lies further out than so many.
-FARTHEST = 6.0
+FARTHEST = 8.0
 MOST_OCTAVES = 3.0
 # The doubt: of two measurements of one kernel; of each octave to the nearest measurement of the
 # family, and of each beyond all sizes measured; of one bucket alone, and less of more; and the

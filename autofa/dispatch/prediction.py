@@ -9,9 +9,10 @@ with plain SDPA's device time by the law of `time_model.py`.
 Leaving out each bucket of two tunes of an H200 (57 and 69 buckets), this costs 2.1 and 2.3% of the
 best kernel's device time, and never chose what was slower than plain SDPA. A law of three terms for
 each kernel by itself cost 10 and 18%: few kernels are measured in many buckets, so that a third of
-the buckets was left to plain SDPA. No constant below matters much: halved or doubled, the mean
-over both tunes, both modes, and three radii around the bucket in which all was left out moved from
-5.0% to 4.8 to 6.0%, but for `DOUBT_PER_OCTAVE`, which from 0.05 on leaves too much to SDPA (8.6%).
+the buckets was left to plain SDPA. The constants were chosen on the same rows, but
+none matters much: halved or doubled, the mean over both tunes, both modes, and three radii around
+the bucket in which all was left out moved from 5.4% to between 4.8 and 6.0%, but for
+`DOUBT_PER_OCTAVE`, which from 0.05 on leaves too much to SDPA (8.6%).
 """
 
 from __future__ import annotations

@@ -14,8 +14,9 @@ from store_samples import H200, make_row
 
 from autofa.device import DeviceKey, limits_of
 from autofa.dispatch.ladder import Decision, Evidence, Question, Sources, resolve
-from autofa.dispatch.prediction import Guess, TimeModel
-from autofa.dispatch.time_model import Sample, device_ms, distance, fit, nearness, terms
+from autofa.dispatch.likeness import distance, nearness
+from autofa.dispatch.prediction import Guess, Predictor
+from autofa.dispatch.time_model import Sample, device_ms, fit, terms
 from autofa.kernels import REGISTRY
 from autofa.kernels.family import Variant
 from autofa.kernels.vendor import BASELINE
@@ -98,8 +99,8 @@ def of_candidate(rows: Sequence[Row], problem: Problem, slug: str) -> Guess:
     by: dict[Bucket, list[Row]] = {}
     for row in rows:
         by.setdefault(row.bucket, []).append(row)
-    model = TimeModel(lambda bucket: by.get(bucket, ()), tuple(by))
-    found = model.predict(
+    predictor = Predictor(lambda bucket: by.get(bucket, ()), tuple(by))
+    found = predictor.predict(
         bucket_of(problem), "graph", REGISTRY, limits_of(H200), lambda c: True, lambda row: True
     )
     return next(guess for guess in found.guesses if guess.candidate.slug == slug)
@@ -122,6 +123,7 @@ def test_finds_what_is_fastest_by_the_law(problem: Problem, mode: str) -> None:
     if millis(BASELINE, problem)[index] > 1.3 * least:
         assert found.kernel != BASELINE
         assert found.rung == "predicted"
+        # What was gained nearby is not all gained here: the made-up launches weigh less or more.
         assert found.time_ms == pytest.approx(millis(found.kernel, problem)[0], rel=0.2)
         if mode == "eager":
             assert found.call_ms == pytest.approx(millis(found.kernel, problem)[1], rel=0.2)
@@ -199,7 +201,7 @@ def test_contradictory_measurements_are_doubted() -> None:
 @pytest.mark.parametrize("problem", [call("4,16,512,64"), call("4,16,4096,64")], ids=str)
 def test_rough_measurements_never_make_it_slower_than_sdpa(problem: Problem) -> None:
     for seed in range(20):
-        found = ask(tuned(GRID, 0.1, seed), problem, mode="graph").explanation
+        found = ask(tuned(GRID, 0.15, seed), problem, mode="graph").explanation
         assert millis(found.kernel, problem)[0] <= 1.02 * millis(BASELINE, problem)[0], seed
 
 
@@ -279,6 +281,8 @@ def test_other_half_precision_dtype_and_head_dims_inform() -> None:
     rows = tuned(GRID)
     other = ask(rows, call("4,16,256,64", "f16")).explanation
     assert (other.rung, other.kernel.endswith("f16-none")) == ("predicted", True)
+    grouped = ask(rows, call("4,16/4,256,64")).explanation
+    assert (grouped.rung, grouped.kernel == BASELINE) == ("predicted", False)
     wide = ask(rows, call("4,16,4096,80")).explanation
     assert (wide.kernel, wide.rung) == (BASELINE, "predicted")
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from autofa.device import DeviceKey, Limits
 from autofa.dispatch.explanation import CandidateNote, Explanation
-from autofa.dispatch.prediction import Guess, Prediction, TimeModel
+from autofa.dispatch.prediction import Guess, Prediction, Predictor
 from autofa.kernels import Candidate, Registry
 from autofa.kernels.family import Domain, Variant
 from autofa.kernels.vendor import BASELINE
@@ -67,9 +67,9 @@ class Evidence:
     lost: str = ""
 
     @cached_property
-    def model(self) -> TimeModel:
+    def predictor(self) -> Predictor:
         """What the measured rows say of buckets that have none."""
-        return TimeModel(self.measured, self.buckets)
+        return Predictor(self.measured, self.buckets)
 
 
 @dataclass(frozen=True)
@@ -234,7 +234,7 @@ def _from_rows(
 def _predict(
     bucket: Bucket, question: Question, evidence: Evidence, sources: Sources
 ) -> Prediction:
-    return evidence.model.predict(
+    return evidence.predictor.predict(
         bucket,
         question.mode,
         sources.registry,
@@ -264,7 +264,7 @@ def _from_prediction(
     sources: Sources,
     notes: dict[str, CandidateNote],
 ) -> Decision | None:
-    """The answer of the time model; None where it is not sure enough."""
+    """The answer of what is predicted; None where it is not sure enough."""
     baseline, guesses = predicted.baseline, predicted.guesses
     if baseline is None or not guesses:
         return None
@@ -276,7 +276,7 @@ def _from_prediction(
         call_ms = guess.ms if question.mode == "eager" else None
         if slug in notes and notes[slug].status not in ("stale", "predicted"):
             continue  # it failed there
-        reason = f"from {predicted.buckets} measured buckets, give or take {_percent(guess)}"
+        reason = f"from {predicted.source}, give or take {_percent(guess)}"
         notes[slug] = CandidateNote(
             slug, "predicted", reason, guess.device_ms, call_ms, guess.speedup
         )
@@ -295,11 +295,11 @@ def _from_prediction(
             continue
         reason = (
             f"predicted {guess.speedup:.2f}x plain SDPA, give or take {_percent(guess)}, from "
-            f"{predicted.buckets} measured buckets around"
+            f"{predicted.source} around"
         )
         reason = _meanwhile(reason, wanted)
         return _decision("predicted", reason, candidate, library, wanted, notes)
-    reason = f"predicted from {predicted.buckets} measured buckets around: nothing is faster"
+    reason = f"predicted from {predicted.source} around: nothing is faster"
     if wanted is not None:
         reason = _meanwhile("plain SDPA", wanted)
     return _decision("predicted", reason, baseline.candidate, None, wanted, notes)

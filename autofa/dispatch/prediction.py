@@ -9,9 +9,9 @@ with plain SDPA's device time by the law of `time_model.py`.
 Leaving out each bucket of two tunes of an H200 (57 and 69 buckets), this costs 2.1 and 2.3% of the
 best kernel's device time, and never chose what was slower than plain SDPA. A law of three terms for
 each kernel by itself cost 10 and 18%: few kernels are measured in many buckets, so that a third of
-the buckets was left to plain SDPA. The constants were chosen on the same rows, but
-none matters much: halved or doubled, the mean over both tunes, both modes, and three radii around
-the bucket in which all was left out moved from 5.4% to between 4.8 and 6.0%, but for
+the buckets was left to plain SDPA. The constants were chosen on the same
+rows, but none matters much: halved or doubled, the mean over both tunes, both modes, and three
+radii around the bucket in which all was left out moved from 5.4% to between 4.8 and 6.0%, but for
 `DOUBT_PER_OCTAVE`, which from 0.05 on leaves too much to SDPA (8.6%).
 """
 
@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from statistics import median
 
 from autofa.device import Limits
-from autofa.dispatch.likeness import Carrier, Traits, likeness
-from autofa.dispatch.time_model import Sample, device_ms, distance, nearness, sizes, terms
+from autofa.dispatch.likeness import Carrier, Traits, distance, likeness, nearness, sizes
+from autofa.dispatch.time_model import Sample, device_ms, terms
 from autofa.kernels import Candidate, Registry
 from autofa.kernels.family import Variant
 from autofa.kernels.vendor import BASELINE
@@ -101,6 +101,10 @@ class Prediction:
     buckets: int = 0
     why_not: str = ""
 
+    @property
+    def source(self) -> str:
+        return f"{self.buckets} measured bucket{'s' * (self.buckets != 1)}"
+
 
 @dataclass(frozen=True)
 class _Known:
@@ -124,7 +128,7 @@ class _Measured:
     baseline: Sample | None
 
 
-class TimeModel:
+class Predictor:
     """The rows of one device, looked at when a bucket near them is first asked for.
 
     Args:
@@ -191,7 +195,7 @@ class TimeModel:
                 gain, doubt = _estimate(traits, members, near)
                 device = sdpa_device * math.exp(-gain)
                 ms = max(device, host)
-                doubt = math.hypot(doubt, DOUBT_OUTSIDE * outside, DOUBT_OF_ONE / len(samples))
+                doubt = math.hypot(doubt, DOUBT_OUTSIDE * outside)
                 guesses.append(Guess(traits.candidate, ms, device, sdpa_ms / ms, doubt))
         guesses.sort(key=lambda g: (g.ms, g.device_ms, registry.simplicity(g.candidate.slug)))
         why_not = "" if guesses else "no other kernel was measured near it"
@@ -200,7 +204,7 @@ class TimeModel:
 
     def _holds(self, known: _Known, valid: Callable[[Row], bool]) -> bool:
         """Whether a row may be believed. Of own kernels it is asked once: it costs the look at
-        every source file, and `reload` makes another model. Vendors come and go."""
+        every source file, and `reload` makes another predictor. Vendors come and go."""
         row = known.row
         if not isinstance(known.traits.candidate, Variant):
             return valid(row)
@@ -274,11 +278,10 @@ def _thought_of(
 ) -> list[Traits]:
     """A group's candidates for a bucket: its default, and what was fastest in those around."""
     found: dict[str, Candidate] = {}
-    families = {c.family for each in members if isinstance(c := each.traits.candidate, Variant)}
-    defaults = [carrier.default(family, bucket) for family in families]
-    for candidate in defaults:
-        if candidate is not None and usable(candidate):
-            found[candidate.slug] = candidate
+    one = members[0].traits.candidate
+    default = carrier.default(one.family, bucket) if isinstance(one, Variant) else None
+    if default is not None and usable(default):
+        found[default.slug] = default
     taken: dict[Bucket, int] = {}
     for known in members:
         taken[known.bucket] = taken.get(known.bucket, 0) + 1
@@ -298,5 +301,7 @@ def _estimate(
     mean = math.fsum(w * k.gain for w, k in zip(weights, members, strict=True)) / total
     squares = math.fsum(w * (k.gain - mean) ** 2 for w, k in zip(weights, members, strict=True))
     spread = math.sqrt(squares / total)
-    nearest = min(near[k.bucket] for k in members)
-    return mean, math.hypot(LEAST_DOUBT, SHARE_OF_SPREAD * spread, DOUBT_PER_OCTAVE * nearest)
+    buckets = {k.bucket for k in members}
+    nearest = min(near[bucket] for bucket in buckets)
+    doubts = DOUBT_OF_ONE / len(buckets), SHARE_OF_SPREAD * spread, DOUBT_PER_OCTAVE * nearest
+    return mean, math.hypot(LEAST_DOUBT, *doubts)

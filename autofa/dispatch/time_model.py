@@ -1,6 +1,6 @@
-"""How far shapes are apart, and how long plain SDPA takes where it was not measured. Pure.
+"""How long plain SDPA takes where it was not measured. Pure: no torch, no numpy.
 
-SDPA's law has three terms, fitted to this device's rows of it in the nearest buckets:
+Its law has three terms, fitted to this device's rows of it in the nearest buckets:
 
     device time = launch + compute * work + memory * bytes          (all three at least 0)
 
@@ -16,77 +16,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autofa.device import Limits
-from autofa.problem import Bucket, Problem
+from autofa.problem import Problem
 from autofa.store.rows import Row
 
 Terms = tuple[float, float, float]
 
 # Rows and keys of a tile.
 _TILE = {"cuda": (128, 128), "cpu": (16, 64)}
-# Of `sizes`, what differs no more from less, and what little from more: by so much an octave.
-_FEWEST = {"cuda": (1, 16, 1), "cpu": (1, 1, 1)}
-_MOST = {"cuda": (1 << 17, 128, 1 << 13), "cpu": (1 << 13, 64, 1 << 12)}
-_BEYOND = 0.25
-# What differences of kind count for, in octaves of size. The half-precision dtypes run at one rate
-# on a GPU.
-_OTHER_DTYPE = 0.5
-_OTHER_MASK = 1.5
-_HEAD_DIM_OCTAVE = 2.0
-# A neighbour's say falls with a power of its distance; the nearest has no infinite one.
-_NEAR = 0.3
-_POWER = 3
-# Fused backends of SDPA end at this head dim; beyond it another kernel answers.
-_WIDEST_FUSED = 256
-
-
-def sizes(bucket: Bucket) -> tuple[float, float, float]:
-    """Rows of all heads, rows of one head, and keys, in octaves. More rows than fill the device a
-    few times, or a tile, and more keys than hide what comes before and after them, make little
-    difference, and count less."""
-    rows = bucket.batch * bucket.heads_q * bucket.seqlen_q
-    least, most = _FEWEST[bucket.device], _MOST[bucket.device]
-    return (
-        _octaves(rows, least[0], most[0]),
-        _octaves(bucket.seqlen_q, least[1], most[1]),
-        _octaves(bucket.seqlen_k, least[2], most[2]),
-    )
-
-
-def _octaves(value: int, least: int, most: int) -> float:
-    within = math.log2(min(max(value, least), most))
-    return within + _BEYOND * (math.log2(max(value, least)) - within)
-
-
-def distance(one: Bucket, other: Bucket) -> float:
-    """How far apart two buckets are, in octaves; infinite where one tells nothing of the other."""
-    if _kind(one) != _kind(other):
-        return math.inf
-    found = math.fsum(abs(a - b) for a, b in zip(sizes(one), sizes(other), strict=True))
-    found += _HEAD_DIM_OCTAVE * abs(math.log2(one.head_dim / other.head_dim))
-    found += abs(math.log2(_group(one) / _group(other)))
-    found += _OTHER_MASK * (one.mask != other.mask)
-    return found + _OTHER_DTYPE * (one.dtype != other.dtype)
-
-
-def _group(bucket: Bucket) -> float:
-    return bucket.heads_q / bucket.heads_kv
-
-
-def _kind(bucket: Bucket) -> tuple[object, ...]:
-    b = bucket
-    fused = b.device == "cpu" or max(b.head_dim, b.head_dim_v) <= _WIDEST_FUSED
-    dtype = "half" if b.device == "cuda" and b.dtype != "f32" else b.dtype
-    # SDPA has other backends for causal masks where the lengths differ.
-    mask = "none or causal" if b.mask == "none" else b.mask
-    if b.mask == "causal" and b.seqlen_q == b.seqlen_k:
-        mask = "none or causal"
-    wider = b.head_dim_v / b.head_dim
-    return b.device, dtype, mask, wider, fused
-
-
-def nearness(far: float) -> float:
-    """The weight of a sample at that distance."""
-    return 1.0 / (_NEAR + far) ** _POWER
 
 
 def terms(problem: Problem, limits: Limits) -> Terms:
@@ -118,6 +54,7 @@ class Sample:
     """Plain SDPA in one bucket: what its law is fitted to.
 
     Attributes:
+        row: the measurement that it is.
         terms: of the shape that was measured.
         device_ms: its device time, free of how clocks differed between runs.
     """

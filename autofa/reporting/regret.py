@@ -17,7 +17,7 @@ from tabulate import tabulate
 from autofa.device import DeviceKey, limits_of
 from autofa.dispatch.explanation import RUNGS
 from autofa.dispatch.ladder import Evidence, Question, Sources, refusal, resolve
-from autofa.dispatch.time_model import distance
+from autofa.dispatch.likeness import distance
 from autofa.kernels import Registry
 from autofa.kernels.family import Variant
 from autofa.kernels.vendor import BASELINE

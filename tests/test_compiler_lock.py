@@ -22,7 +22,7 @@ def test_one_holds_it_until_it_releases_it(tmp_path: Path) -> None:
 
 # A child that lives on must not keep what a thread of its parent held at the fork.
 _FORK = """
-import os, pathlib, sys, threading
+import os, pathlib, signal, sys, threading
 from autofa.compiler.lock import Lock
 folder = pathlib.Path(sys.argv[1])
 lock, taken, forked = Lock(folder), threading.Event(), threading.Event()
@@ -32,6 +32,7 @@ thread = threading.Thread(target=hold); thread.start(); taken.wait()
 (told, tell), (go, let) = os.pipe(), os.pipe()
 pid = os.fork()
 if pid == 0:
+    signal.alarm(30)  # one that is left alone ends by itself
     code = 1
     try:
         os.write(tell, b"x")

@@ -77,6 +77,29 @@ def test_noise_that_hides_the_order_is_said() -> None:
     assert timing.time_spread > 0.05
 
 
+def test_own_kernels_are_told_apart_by_device_time() -> None:
+    """Their calls last as long as the host works on them, and that says nothing."""
+    generator = random.Random(7)
+    world = World()
+    turns = [Simulated(world, 0.8, 1.8), *(Simulated(world, t, 1.0) for t in (0.9, 0.5, 0.52, 1.5))]
+    call = Simulated.__call__
+
+    class Noisy(Simulated):
+        def __call__(self) -> tuple[float, float]:
+            time_ms, call_ms = call(self)
+            return time_ms, call_ms * generator.lognormvariate(0, 0.2)
+
+    for turn in turns:
+        turn.__class__ = Noisy
+    plan = Plan(finalists=2, budget_s=1e9)
+    result = take_turns(turns, 0, plan, lambda i: None, lambda: world.now, own=range(1, 5))
+    assert result.resolved
+    assert result.rounds < 30
+    stayed = [i for i, turn in enumerate(turns) if turn.turns == result.rounds]
+    assert stayed == [0, 2, 3]
+    assert turns[4].turns <= 5
+
+
 def test_disturbed_rounds_are_played_again_and_do_not_count() -> None:
     # Somebody else's work takes the cores in two rounds of five.
     world = World(lambda turn: 50.0 if turn % 5 in (0, 2) else 1.0 + turn % 3 / 1000)

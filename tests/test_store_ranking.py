@@ -181,6 +181,52 @@ def test_the_hosts_part_of_sdpas_call_does_not_order_candidates_of_different_run
     assert ranked[2].speedup == 1.0
 
 
+SHORT = {"baseline_time_ms": 0.008, "baseline_call_ms": 0.018}
+SHORT_SDPA = make_row(ms=None, time_ms=0.008, call_ms=0.018, **SHORT)
+
+
+def short(cost: int, time_ms: float, call_ms: float, **fields: object) -> Row:
+    """A call that lasts as long as the host works on it, or nearly."""
+    return toy(cost, None, time_ms=time_ms, call_ms=call_ms, **{**SHORT, **fields})
+
+
+def test_calls_as_long_as_the_hosts_work_are_told_apart_by_device_time() -> None:
+    rows = [
+        short(1, 0.0088, 0.0097),  # the shortest call of all, by noise
+        short(2, 0.0063, 0.0101),
+        short(3, 0.0066, 0.0100),
+        short(4, 0.0063, 0.0131, run="slow host", baseline_call_ms=0.024),
+        short(5, 0.0096, 0.0097),  # not the host's length, but no call is shorter than that
+    ]
+    ranked = rank([SHORT_SDPA, *rows], "eager", TOYS)
+    assert [place.slug[-2:] for place in ranked] == ["c2", "c4", "c3", "c1", "c5", "pa"]
+    assert [place.tied for place in ranked] == [True, True, False, False, False, False]
+    assert [place.speedup for place in ranked[:5]] == pytest.approx([0.018 / 0.0100] * 5)
+    # Without noise the order is that of the graph mode.
+    assert order([SHORT_SDPA, *rows], "graph")[:3] == [place.slug for place in ranked[:3]]
+
+
+def test_a_call_with_more_steps_on_the_host_than_others_of_its_run_is_longer() -> None:
+    launched_twice = short(1, 0.005, 0.016)
+    assert first([SHORT_SDPA, launched_twice, short(2, 0.006, 0.010)]).slug == "test.toy-c2"
+
+
+def test_what_takes_longer_than_the_hosts_work_is_as_slow_as_its_device_time() -> None:
+    ranked = rank([SHORT_SDPA, short(1, 0.014, 0.0142), short(2, 0.006, 0.010)], "eager", TOYS)
+    assert [place.slug[-2:] for place in ranked] == ["c2", "c1", "pa"]
+    assert ranked[1].speedup == pytest.approx(0.018 / 0.0142)
+    assert not ranked[1].tied
+
+
+def test_an_equal_call_that_leaves_the_device_free_earlier_wins() -> None:
+    assert first([SHORT_SDPA, short(1, 0.0105, 0.0110), short(9, 0.0100, 0.0111)]).slug[-1] == "9"
+
+
+def test_other_libraries_calls_count_as_they_are() -> None:
+    quick = make_row("sdpa.flash", None, time_ms=0.0085, call_ms=0.0090, **SHORT)
+    assert first([SHORT_SDPA, quick, short(2, 0.006, 0.010)]).slug == "sdpa.flash"
+
+
 def test_the_newest_run_counts() -> None:
     rows = [make_row(), toy(1, 0.5, provenance=at(1)), toy(1, 2.0, provenance=at(2), run="later")]
     (place,) = (place for place in rank(rows, "eager", TOYS) if place.slug == "test.toy-c1")

@@ -3,6 +3,9 @@
 Within a round the order is shuffled, so that drift of clocks, power and neighbours falls on all
 alike; candidates are compared by the paired ratios of common rounds. Rounds that others disturbed
 are played again and do not count. Which clock is read is the business of clocks.py.
+
+Own kernels are compared with one another by device time in either mode: the host's part of their
+calls is the same, and its noise would hide which is faster (`store.host_part` has figures).
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ from __future__ import annotations
 import gc
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -107,14 +110,6 @@ def _slow(tracks: Sequence[_Track], active: list[int], column: int, baseline: in
     }
 
 
-def _resolved(tracks: Sequence[_Track], active: list[int], column: int, tie: float) -> bool:
-    """Whether the order of those who took part in all rounds is known."""
-    leader = tracks[min(active, key=lambda i: tracks[i].median(column))]
-    ahead = leader.values(column)
-    others = (tracks[i] for i in active if tracks[i] is not leader)
-    return all(compare(t.values(column), ahead, tie) in ("slower", "equal") for t in others)
-
-
 def _drift(
     played: Sequence[_Track], counted: Sequence[_Track], rounds: Sequence[int], column: int
 ) -> float:
@@ -147,13 +142,16 @@ def _at(baseline: Timing, time_drift: float, call_drift: float, rounds: int) -> 
 class _Rounds:
     """The rounds of one timing: who takes part, and which of them count."""
 
-    def __init__(self, turns: Sequence[Turn], baseline: int, plan: Plan) -> None:
+    def __init__(
+        self, turns: Sequence[Turn], baseline: int, plan: Plan, own: Collection[int]
+    ) -> None:
         self.tracks = [_Track(turn) for turn in turns]
         self.active = list(range(len(turns)))
         self.played = 0
         self._baseline = baseline
         self._plan = plan
         self._column = 1 if plan.mode == "eager" else 0
+        self._own = frozenset(own)
         self._waited: list[tuple[float, float]] = []
         self._disturbed: set[int] = set()
         self._screened = False
@@ -171,11 +169,13 @@ class _Rounds:
         plan, column = self._plan, self._column
         calm = [_Track(track.turn, track.calm(self._disturbed)) for track in self.tracks]
         slow = _slow(calm, self.active, column, self._baseline)
+        own = [i for i in self.active if i in self._own]
+        slow |= _slow(calm, own, 0, self._baseline)
         self.active = [i for i in self.active if i not in slow]
         if max(self.counted, self.played // _PATIENCE) >= plan.screen_rounds:
             self._screened = True
             tracks = self.kept()
-            ranked = sorted(self.active, key=lambda i: (tracks[i].median(column), i))
+            ranked = self._ranked(tracks)
             best = [i for i in ranked if i != self._baseline][: plan.finalists]
             self.active = sorted({*best, self._baseline})
 
@@ -191,9 +191,26 @@ class _Rounds:
             found.append(_Track(track.turn, calm if len(calm) >= _LEAST_CALM else track.samples))
         return found
 
+    def _ranked(self, tracks: Sequence[_Track]) -> list[int]:
+        """Who takes part, the fastest first; own kernels at the places of their calls, in the order
+        of their device times."""
+        calls = sorted(self.active, key=lambda i: (tracks[i].median(self._column), i))
+        own = sorted(self._own.intersection(calls), key=lambda i: (tracks[i].median(0), i))
+        order = iter(own)
+        return [next(order) if i in self._own else i for i in calls]
+
     def resolved(self) -> bool:
-        enough = self.counted >= self._plan.min_rounds
-        return enough and _resolved(self.kept(), self.active, self._column, self._plan.tie)
+        """Whether it is known who of those that took part in all rounds is the fastest."""
+        if self.counted < self._plan.min_rounds:
+            return False
+        tracks = self.kept()
+        leader, *others = self._ranked(tracks)
+        return all(self._decided(tracks, leader, other) for other in others)
+
+    def _decided(self, tracks: Sequence[_Track], leader: int, other: int) -> bool:
+        column = 0 if self._own.issuperset((leader, other)) else self._column
+        ahead, behind = tracks[leader].values(column), tracks[other].values(column)
+        return compare(behind, ahead, self._plan.tie) in ("slower", "equal")
 
     def over(self) -> bool:
         """Whether all rounds of the plan are played."""
@@ -227,6 +244,7 @@ def take_turns(
     started: Callable[[int], None],
     now: Callable[[], float] = time.perf_counter,
     waited: Callable[[], float] = lambda: 0.0,
+    own: Collection[int] = (),
 ) -> Result:
     """Runs the rounds.
 
@@ -236,9 +254,10 @@ def take_turns(
         started: told the index before each turn.
         now: seconds, for the budget.
         waited: seconds that our threads have waited for cores until now, all together.
+        own: indices of the candidates that the host calls in the same way.
     """
     order = random.Random(plan.seed)
-    rounds = _Rounds(turns, baseline, plan)
+    rounds = _Rounds(turns, baseline, plan, own)
     begin, lost = now(), waited()
     deadline = begin + plan.budget_s
     resolved = False

@@ -166,6 +166,7 @@ class Session:
                     request.plan,
                     started,
                     waited=waited_s,
+                    own=[order.index(i) for i in order if request.subjects[i].library],
                 )
                 break
             except (RuntimeError, MemoryError) as error:

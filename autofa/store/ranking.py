@@ -10,7 +10,6 @@ import json
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypeGuard
 
 from autofa.device import DeviceKey, limits_of
 from autofa.errors import UsageError
@@ -18,7 +17,8 @@ from autofa.kernels.family import Variant
 from autofa.kernels.registry import Registry
 from autofa.kernels.vendor import BASELINE
 from autofa.problem import Bucket, Problem
-from autofa.store.rows import FAILURES, Provenance, Row
+from autofa.store.host_part import is_number, logs_over_sdpa
+from autofa.store.rows import FAILURES, Provenance, Row, age
 
 CURRENT = "current"
 VALID = "valid"
@@ -115,11 +115,16 @@ class Ranked:
 
 @dataclass(frozen=True)
 class _Score:
-    """Natural log of a pooled ratio, with the half-width of its interval."""
+    """Natural log of a pooled ratio, with the half-width of its interval.
+
+    Attributes:
+        device: the same of device times; -inf where they are missing.
+    """
 
     slug: str
     log: float
     half: float
+    device: float
     rows: tuple[Row, ...]
 
     @property
@@ -154,13 +159,8 @@ def newest(rows: Iterable[Row]) -> list[Row]:
 
 
 def _later(row: Row, other: Row) -> bool:
-    mine, theirs = _age(row), _age(other)
+    mine, theirs = age(row), age(other)
     return mine > theirs if mine != theirs else row.content_hash > other.content_hash
-
-
-def _age(row: Row) -> tuple[bool, str, bool, str]:
-    # A failure of the same instant counts as the newer one: never use what may be broken.
-    return row.status != "pruned", row.provenance.created_at, row.status != "ok", row.run
 
 
 def rank(rows: Sequence[Row], mode: str, registry: Registry) -> list[Ranked]:
@@ -168,8 +168,9 @@ def rank(rows: Sequence[Row], mode: str, registry: Registry) -> list[Ranked]:
 
     Rows that are not ok are never returned, nor is a candidate whose newest row failed at any
     shape of the bucket. A candidate is tied if nothing is faster than it by more than both
-    intervals, nor by more than `TIE_MOST` (`SDPA_TIE_MOST` for plain SDPA). The winner is the
-    simplest (`Registry.simplicity`) of the tied; a challenger displaces `torch.sdpa` only where it
+    intervals, nor by more than `TIE_MOST` (`SDPA_TIE_MOST` for plain SDPA), nor, of two that the
+    caller sees as equal, the other one on the device. The winner is the simplest
+    (`Registry.simplicity`) of the tied; a challenger displaces `torch.sdpa` only where it
     is faster by more than the noise or than `SDPA_TIE_MOST`. After an upgrade that was re-timed
     (`HELD`) the winner of before stays while nothing is faster by more than `HELD_MOST`, and only
     rows since then are compared with it. Whether rows are valid is for the caller to ask. The order
@@ -178,13 +179,17 @@ def rank(rows: Sequence[Row], mode: str, registry: Registry) -> list[Ranked]:
     latest = newest(rows)
     failed = {row.slug for row in latest if row.status in FAILURES}
     usable = [row for row in latest if row.status == "ok" and row.slug not in failed]
-    with_baseline = [row for row in usable if _usable(row.speedup(mode))]
-    logs = _over_sdpa(with_baseline, mode) if with_baseline else _within_newest_run(usable, mode)
+    with_baseline = [row for row in usable if is_number(row.speedup(mode))]
+    logs = (
+        logs_over_sdpa(with_baseline, mode, registry)
+        if with_baseline
+        else _within_newest_run(usable, mode)
+    )
     scores = _pool(logs, mode)
     if not scores:
         return []
 
-    held = max((row for row in usable if _held(row)), key=_age, default=None)
+    held = max((row for row in usable if _held(row)), key=age, default=None)
     able = [score for score in scores if held is None or _since(held, score.rows)] or scores
     best_low = max(score.low for score in able)
     best = max(score.log for score in able)
@@ -196,7 +201,7 @@ def rank(rows: Sequence[Row], mode: str, registry: Registry) -> list[Ranked]:
     }
     first = held.slug if held is not None else None
     tied.update(s.slug for s in able if s.slug == first and s.log >= best - HELD_MOST)
-    baseline = _Score(BASELINE, 0.0, SPREAD_FLOOR, ())
+    baseline = _Score(BASELINE, 0.0, SPREAD_FLOOR, 0.0, ())
     baseline = next((score for score in scores if score.slug == BASELINE), baseline)
     beats = {
         score.slug
@@ -209,8 +214,13 @@ def rank(rows: Sequence[Row], mode: str, registry: Registry) -> list[Ranked]:
         )
     }
     contenders = (tied & beats) if BASELINE not in tied else tied
-    winner = min(contenders or tied, key=lambda slug: (slug != first, registry.simplicity(slug)))
-    scores.sort(key=lambda s: (s.slug != winner, -s.log, registry.simplicity(s.slug)))
+    slower = _slower_on_device([s for s in scores if s.slug in (contenders or tied)])
+    tied -= slower - {BASELINE, first}
+    winner = min(
+        (contenders & tied) or tied,
+        key=lambda slug: (slug != first, registry.simplicity(slug)),
+    )
+    scores.sort(key=lambda s: (s.slug != winner, -s.log, -s.device, registry.simplicity(s.slug)))
     return [
         Ranked(
             score.slug,
@@ -224,41 +234,16 @@ def rank(rows: Sequence[Row], mode: str, registry: Registry) -> list[Ranked]:
     ]
 
 
-def _usable(value: float | None) -> TypeGuard[float]:
-    return value is not None and math.isfinite(value) and value > 0
-
-
-def _over_sdpa(rows: list[Row], mode: str) -> list[tuple[Row, float]]:
-    """Logs of the speedups over plain SDPA.
-
-    Where a call of SDPA is short, the host's part of it differs by half between runs that agree on
-    its device time to 1% (an H200 while a compiler runs beside it), and candidates of different
-    runs would be ordered by that. So the runs of a problem share one host's part: that of the run
-    that measured SDPA itself last, or else of the newest.
-    """
-    shared: dict[Problem, float] = {}
-    for row in sorted(rows, key=lambda row: (row.slug == BASELINE, _age(row), _host_part(row))):
-        shared[row.problem] = _host_part(row)
-    logs = []
-    for row in rows:
-        log = math.log(row.speedup(mode) or 1.0)
-        if mode == "eager":
-            log += shared[row.problem] - _host_part(row)
-        logs.append((row, log))
-    return logs
-
-
-def _host_part(row: Row) -> float:
-    """How much longer a call of plain SDPA took than its device time, as a log; 0 if unknown."""
-    call, time = row.baseline_call_ms, row.baseline_time_ms
-    if not (_usable(call) and _usable(time)):
-        return 0.0
-    return math.log(call / time)
+def _slower_on_device(scores: Sequence[_Score]) -> set[str]:
+    """Of those that are as fast for the caller, those that are not for the device: it has other
+    work too, and in a CUDA graph the host's part is gone."""
+    best = max(score.device for score in scores)
+    return {score.slug for score in scores if score.device < best - TIE_MOST}
 
 
 def _within_newest_run(rows: list[Row], mode: str) -> list[tuple[Row, float]]:
     """Where SDPA has no time, times of one run still compare: the newest run's, as logs."""
-    timed = [row for row in rows if _usable(row.milliseconds(mode))]
+    timed = [row for row in rows if is_number(row.milliseconds(mode))]
     if not timed:
         return []
     last = max(timed, key=lambda row: (row.provenance.created_at, row.run, row.problem))
@@ -294,7 +279,9 @@ def _pool(logs: list[tuple[Row, float]], mode: str) -> list[_Score]:
         mean = math.fsum(log for _, log in found) / count
         halves = (_half_width(row.spread(mode)) for row, _ in found)
         half = max(SPREAD_FLOOR, math.sqrt(math.fsum(h * h for h in halves)) / count)
-        scores.append(_Score(slug, mean, half, tuple(row for row, _ in found)))
+        gains = [math.log(row.speedup("graph") or math.inf) for row, _ in found]
+        device = math.fsum(gains) / count if max(gains) < math.inf else -math.inf
+        scores.append(_Score(slug, mean, half, device, tuple(row for row, _ in found)))
     return scores
 
 

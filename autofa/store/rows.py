@@ -180,6 +180,12 @@ _PROBLEM_TYPES: dict[str, type] = {
 }
 
 
+def age(row: Row) -> tuple[bool, str, bool, str]:
+    """Sort key: the later it was measured, the larger; `pruned` before all else."""
+    # A failure of the same instant counts as the newer one: never use what may be broken.
+    return row.status != "pruned", row.provenance.created_at, row.status != "ok", row.run
+
+
 def document(row: Row) -> dict[str, object]:
     """The row as nested plain values, ready for `json.dumps`."""
     found: dict[str, object] = {}

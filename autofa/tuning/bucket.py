@@ -126,9 +126,8 @@ class BucketRun:
         registry = self._request.registry
         timed = [slug for slug, row in self._new.items() if row.status == "ok"]
         self._retime([registry.candidate(slug) for slug in timed], _DECIDING_ROUNDS)
-        costs = {slug: cost(self._new[slug], self._request.mode) for slug in timed}
-        known = {slug: value for slug, value in costs.items() if value is not None}
-        if before not in known or known[before] - min(known.values()) > math.log(_LOST):
+        speedups = {r.slug: r.speedup or 0.0 for r in self._ranking() if r.slug in timed}
+        if speedups.get(before, 0.0) * _LOST < max(speedups.values(), default=0.0):
             self._held = ""
             self._search = self._plan.search_anew(list(self._new.values()))
 
@@ -211,7 +210,7 @@ class BucketRun:
             if row is None:
                 self._search.skip(variant)
             else:
-                self._search.tell(variant, cost(row, self._request.mode))
+                self._search.tell(variant, cost(row))
 
     # Precise rounds --------------------------------------------------------------------------
 
@@ -222,7 +221,8 @@ class BucketRun:
         found: dict[str, Candidate] = {v.slug: v for v in self._plan.vendors}
         own = [v for v in self._plan.variants if v.slug in best]
         found |= {v.slug: v for v in sorted(own, key=lambda v: best.index(v.slug))[:FINALISTS]}
-        measured = {slug: cost(row, self._request.mode) for slug, row in self._rows.items()}
+        variants = [v for v in self._plan.variants if v.slug in self._rows]
+        measured = {v.slug: cost(self._rows[v.slug]) for v in variants}
         costs = {slug: value for slug, value in measured.items() if value is not None}
         least = min(costs.values(), default=math.inf)
         for family in dict.fromkeys(v.family.name for v in self._plan.variants):

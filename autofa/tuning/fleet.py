@@ -62,7 +62,7 @@ def recorder(session: Session, studies: Studies) -> MakeSearch:
             session.saver.flush()
             session.read(bucket)
         stands = standing(session.rows.get(bucket, []), problem, request, lab)
-        return {slug: cost(row, request.mode) for slug, (row, _) in stands.items()}
+        return {slug: cost(row) for slug, (row, _) in stands.items()}
 
     def give_up(problem: Problem, variant: Variant) -> None:
         died = f"{MAX_DEATHS} workers died while they measured it"

@@ -93,7 +93,7 @@ def _search(
     for row in rows:
         candidate = request.registry.find(row.slug)
         if isinstance(candidate, Variant):
-            search.learn(candidate, cost(row, request.mode))
+            search.learn(candidate, cost(row))
     return search
 
 

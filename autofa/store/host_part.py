@@ -1,0 +1,93 @@
+"""What the host adds to a call, and what is left of the differences without it. Pure.
+
+Calls of a few microseconds last as long as the host works on them, and that changes from run to run
+by half (an H200 beside a compiler) and from sample to sample by a fifth, while device times of the
+same calls agree to 1%. All own kernels go through the same steps of the host, so whatever their
+calls differ by there is noise, and none is shorter than those steps.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from statistics import median
+from typing import TypeGuard
+
+from autofa.kernels.family import Variant
+from autofa.kernels.registry import Registry
+from autofa.kernels.vendor import BASELINE
+from autofa.problem import Problem
+from autofa.store.rows import Row, age
+
+# A call that takes so many times its device time lasts as long as the host works on it.
+HOST_BOUND = 1.1
+# One that takes so many times what the shortest of its run does has steps of its own.
+OWN_STEPS = 1.25
+
+
+def is_number(value: float | None) -> TypeGuard[float]:
+    """Whether it is a time or a ratio of times."""
+    return value is not None and math.isfinite(value) and value > 0
+
+
+def logs_over_sdpa(rows: Sequence[Row], mode: str, registry: Registry) -> list[tuple[Row, float]]:
+    """Logs of the speedups over plain SDPA of rows that have one, without the host's noise.
+
+    The runs of a problem share one host's part of plain SDPA: that of the run that measured SDPA
+    itself last, or else of the newest. So do own kernels: calls that last as long as the host works
+    on them are of one length, and no other own kernel's is shorter.
+    """
+    if mode != "eager":
+        return [(row, math.log(row.speedup(mode) or 1.0)) for row in rows]
+    last: dict[Problem, Row] = {}
+    for row in sorted(rows, key=lambda row: (row.slug == BASELINE, age(row), _sdpa_part(row))):
+        last[row.problem] = row
+    logs = {
+        id(row): math.log(row.speedup(mode) or 1.0)
+        + _sdpa_part(last[row.problem])
+        - _sdpa_part(row)
+        for row in rows
+    }
+    for problem, newest in last.items():
+        own = [
+            row
+            for row in rows
+            if row.problem == problem
+            and is_number(row.time_ms)
+            and isinstance(registry.find(row.slug), Variant)
+        ]
+        bound = _bound_by_host(own)
+        beside = [row for row in bound if row.run == newest.run] or bound
+        if not beside:
+            continue
+        shortest = median(logs[id(row)] for row in beside)
+        of_one_length = {id(row) for row in bound}
+        for row in own:
+            if id(row) in of_one_length:
+                by_device = math.log(row.speedup("graph") or 1.0) + _sdpa_part(newest)
+                logs[id(row)] = min(by_device, shortest)
+            else:
+                logs[id(row)] = min(logs[id(row)], shortest)
+    return [(row, logs[id(row)]) for row in rows]
+
+
+def _bound_by_host(own: Iterable[Row]) -> list[Row]:
+    """Own kernels' rows whose calls last as long as the steps that all of them share."""
+    by_run: dict[str, list[Row]] = {}
+    for row in own:
+        if is_number(row.speedup("graph")) and _ratio(row.call_ms, row.time_ms) > HOST_BOUND:
+            by_run.setdefault(row.run, []).append(row)
+    found = []
+    for rows in by_run.values():
+        least = min(row.call_ms or math.inf for row in rows)
+        found += [row for row in rows if (row.call_ms or math.inf) <= OWN_STEPS * least]
+    return found
+
+
+def _ratio(call_ms: float | None, time_ms: float | None) -> float:
+    return call_ms / time_ms if is_number(call_ms) and is_number(time_ms) else 1.0
+
+
+def _sdpa_part(row: Row) -> float:
+    """How much longer a call of plain SDPA took than its device time, as a log; 0 if unknown."""
+    return math.log(_ratio(row.baseline_call_ms, row.baseline_time_ms))

@@ -29,10 +29,16 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 @pytest.fixture(scope="session")
 def session_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One cache of libraries for all tests, so that each is compiled once; AUTOFA_TEST_CACHE names
-    one that is there already, for machines without a compiler."""
+    """One cache of libraries for all tests and all processes of pytest-xdist, so that each is
+    compiled once; AUTOFA_TEST_CACHE names one that is there already, for machines without a
+    compiler."""
     given = os.environ.get("AUTOFA_TEST_CACHE")
-    return Path(given) if given else tmp_path_factory.mktemp("cache")
+    if given:
+        return Path(given)
+    root = tmp_path_factory.getbasetemp()
+    cache = (root.parent if "PYTEST_XDIST_WORKER" in os.environ else root) / "cache"
+    cache.mkdir(exist_ok=True)
+    return cache
 
 
 @pytest.fixture(autouse=True)

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from statistics import fmean
 
 from autofa.kernels.family import Variant
 from autofa.kernels.registry import Registry
 from autofa.problem import Bucket, Problem, bucket_of
 from autofa.store.ranking import rank
 from autofa.store.rows import Row
+from autofa.tuning.records import cost
 from autofa.tuning.search import FAR_BEHIND
 
 # How many per family are worth a trial before the search has learnt anything.
@@ -41,16 +43,16 @@ class Hints:
         for row in rows:
             buckets.setdefault(row.bucket, []).append(row)
         for bucket, found in buckets.items():
-            speedups: dict[str, float | None] = {}
+            costs: dict[str, float] = {}
             for ranked in rank(found, self._mode, self._registry):
                 variant = self._registry.find(ranked.slug)
-                if isinstance(variant, Variant) and variant.family.name not in speedups:
-                    speedups[variant.family.name] = ranked.speedup
+                if isinstance(variant, Variant) and variant.family.name not in costs:
+                    known = [value for row in ranked.rows if (value := cost(row)) is not None]
+                    costs[variant.family.name] = fmean(known) if known else math.inf
                     self._best[bucket, variant.family.name] = variant
-            best = max((s for s in speedups.values() if s is not None), default=0.0)
+            least = min(costs.values(), default=math.inf)
             self._behind[bucket] = {
-                family: speedup is not None and math.exp(FAR_BEHIND) * speedup < best
-                for family, speedup in speedups.items()
+                family: least + FAR_BEHIND < value < math.inf for family, value in costs.items()
             }
 
     def behind(self, problem: Problem) -> frozenset[str]:

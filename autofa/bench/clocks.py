@@ -132,7 +132,7 @@ class CudaTurn:
         if device_ms > 2.0:
             self._repeats = 1
         self._delays = math.ceil(min(host_ms, 0.2) * self._repeats / delay.ms) + 1
-        self._batch = min(max(math.ceil(_CUDA_BATCH_MS / max(device_ms, 1e-3)), 2), _MOST_CALLS)
+        self._batch = min(math.ceil(_CUDA_BATCH_MS / max(device_ms, 1e-3)), _MOST_CALLS)
         self.resolution_ms = _EVENT_MS / self._repeats
 
     def _run(self, times: int) -> None:

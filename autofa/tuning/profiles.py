@@ -78,16 +78,22 @@ _CUDA_DEFAULT = Profile(
     20,
     (
         *_CUDA_QUICK.groups,
-        Group(_filled(128, (512, 1024, 2048, 4096, 16384), 16384, 2048), ("bf16",)),
-        Group(_filled(64, (512, 1024, 2048, 4096, 16384), 16384, 2048), ("bf16",)),
-        Group(("1,32,128,128", "1,32,2048,128", "1,32,4096,128"), _HALF),
-        Group(("1,16,256,64", "1,16,2048,64", "1,16,4096,64"), ("f16",)),
-        # Decoding: one query row against a long cache, with grouped heads as served models have.
+        Group(_filled(128, (512, 2048, 4096, 16384), 16384, 2048), ("bf16",)),
+        Group(_filled(64, (512, 1024, 4096, 16384), 16384, 2048), ("bf16",)),
+        # f16 once in a while: its kernels are bf16's with other instructions of the same rates.
+        Group(("1,32,128,128", "1,32,2048,128", "1,32,4096,128"), ("bf16",)),
+        Group(("1,16,256,64", "1,16,2048,64"), ("f16",)),
+        # Decoding: a few query rows against a long cache, with grouped heads as served models have.
         Group(("1,32/8,1/4096,128", "16,32/8,1/4096,128", "64,32/8,1/1024,128"), ("bf16",), DENSE),
+        Group(("4,32/8,1/8192,64", "4,64/8,4/8192,256", "1,8,1/8192,512"), ("bf16",), DENSE),
         Group(("2,16,1024,96", "2,16,4096,96", "1,8,1024,256", "1,8,4096,256"), ("bf16",)),
+        Group(("4,16,2048,32", "2,16,2048,192"), ("bf16",), CAUSAL),
         Group(("1,8,2048,512", "1,8,8192,512", "1,32,4096,320", "1,8,8192,1024"), ("bf16",), DENSE),
+        Group(("1,16,2048,384", "1,8,2048,768"), ("bf16",), CAUSAL),
         # Padded batches and biases: an explicit mask is a bucket of its own.
         Group(("4,16,1024,64", "4,16,2048,128"), ("bf16",), EXPLICIT_MASKS),
+        # Queries of an image against a prompt.
+        Group(("2,16,4096/77,64",), ("bf16",), DENSE),
     ),
 )
 _CUDA_FULL = Profile(

@@ -192,18 +192,25 @@ def short(cost: int, time_ms: float, call_ms: float, **fields: object) -> Row:
 
 def test_calls_as_long_as_the_hosts_work_are_told_apart_by_device_time() -> None:
     rows = [
-        short(1, 0.0088, 0.0097),  # the shortest call of all, by noise
+        short(1, 0.0088, 0.0097),  # the shortest call, by noise
         short(2, 0.0063, 0.0101),
         short(3, 0.0066, 0.0100),
         short(4, 0.0063, 0.0131, run="slow host", baseline_call_ms=0.024),
-        short(5, 0.0096, 0.0097),  # not the host's length, but no call is shorter than that
+        short(5, 0.0094, 0.0094, run="other"),  # no call is shorter than the host's work
     ]
     ranked = rank([SHORT_SDPA, *rows], "eager", TOYS)
     assert [place.slug[-2:] for place in ranked] == ["c2", "c4", "c3", "c1", "c5", "pa"]
     assert [place.tied for place in ranked] == [True, True, False, False, False, False]
-    assert [place.speedup for place in ranked[:5]] == pytest.approx([0.018 / 0.0100] * 5)
+    assert [place.speedup for place in ranked[:5]] == pytest.approx([0.018 / 0.0097] * 5)
     # Without noise the order is that of the graph mode.
     assert order([SHORT_SDPA, *rows], "graph")[:3] == [place.slug for place in ranked[:3]]
+
+
+def test_one_disturbed_call_is_no_measure_of_the_host() -> None:
+    rows = [toy(1, 0.80), toy(2, None, time_ms=1.0, call_ms=1.15), toy(3, 0.95)]
+    ranked = rank([make_row(), *rows], "eager", TOYS)
+    assert [place.slug[-2:] for place in ranked] == ["c1", "c3", "pa", "c2"]
+    assert ranked[0].speedup == pytest.approx(1.25)
 
 
 def test_a_call_with_more_steps_on_the_host_than_others_of_its_run_is_longer() -> None:

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
@@ -71,6 +72,18 @@ class Truth:
         return exact * TIMES_FAST if fast else exact
 
 
+@contextmanager
+def without_cudnn() -> Iterator[None]:
+    """SDPA with its other backends, which are as exact: cuDNN plans each shape anew, which takes 50
+    to 700 ms (H200), half of what a tune's checks took."""
+    enabled = torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    try:
+        yield
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(enabled)
+
+
 def _errors(out: torch.Tensor, reference: Reference) -> tuple[torch.Tensor, torch.Tensor]:
     """Absolute and scaled errors of the sampled rows, (B, H, R, Dv). NaN counts as infinite."""
     difference = (out[:, :, reference.rows].double() - reference.out).abs()
@@ -115,7 +128,7 @@ class Truths:
         if key not in self._truths:
             inputs, _ = self.inputs(case)
             reference = attention(inputs)
-            with threads(self.threads):
+            with threads(self.threads), without_cudnn():
                 out = plain_sdpa(inputs)()
             absolute, scaled = _errors(out, reference)
             # Plain SDPA gives NaN on some empty rows; it then sets no standard.

@@ -39,6 +39,8 @@ class VendorKernel:
         library: the distribution it comes with, whose major.minor keeps its rows valid.
         rounds: dtypes in which it rounds scores or weights before it sums them, which makes it of
             the accuracy class "fast".
+        plans: whether it plans each shape for long (cuDNN on an H200: 50 to 700 ms), so that a tune
+            tries it on odd inputs only where it wins.
         about: one line for people.
     """
 
@@ -47,6 +49,7 @@ class VendorKernel:
     domains: tuple[Domain, ...]
     library: str = "torch"
     rounds: tuple[str, ...] = ()
+    plans: bool = False
     about: str = ""
 
     @property
@@ -127,6 +130,7 @@ SDPA = VendorKernel(
     BASELINE,
     "(sdpa)",
     (_ANY_CPU, _ANY_CUDA),
+    plans=True,
     about="torch's scaled_dot_product_attention, which picks a backend by itself",
 )
 FLASH = VendorKernel(
@@ -190,6 +194,7 @@ CUDNN = VendorKernel(
             ),
         ),
     ),
+    plans=True,
     about="the cuDNN backend of SDPA",
 )
 UNFUSED = VendorKernel(

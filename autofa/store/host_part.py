@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from statistics import median
 from typing import TypeGuard
 
 from autofa.kernels.family import Variant
@@ -34,8 +33,8 @@ def logs_over_sdpa(rows: Sequence[Row], mode: str, registry: Registry) -> list[t
     """Logs of the speedups over plain SDPA of rows that have one, without the host's noise.
 
     The runs of a problem share one host's part of plain SDPA: that of the run that measured SDPA
-    itself last, or else of the newest. So do own kernels: calls that last as long as the host works
-    on them are of one length, and no other own kernel's is shorter.
+    itself last, or else of the newest. So do own kernels: where some last as long as the host works
+    on them, those count by their device times, and none is shorter than the shortest of that run.
     """
     if mode != "eager":
         return [(row, math.log(row.speedup(mode) or 1.0)) for row in rows]
@@ -53,34 +52,34 @@ def logs_over_sdpa(rows: Sequence[Row], mode: str, registry: Registry) -> list[t
             row
             for row in rows
             if row.problem == problem
-            and is_number(row.time_ms)
+            and is_number(row.speedup("graph"))
             and isinstance(registry.find(row.slug), Variant)
         ]
         bound = _bound_by_host(own)
-        beside = [row for row in bound if row.run == newest.run] or bound
-        if not beside:
+        if not bound:
             continue
-        shortest = median(logs[id(row)] for row in beside)
-        of_one_length = {id(row) for row in bound}
+        beside = [row for row in own if row.run == newest.run] or own
+        shortest = max(logs[id(row)] for row in beside)
         for row in own:
-            if id(row) in of_one_length:
-                by_device = math.log(row.speedup("graph") or 1.0) + _sdpa_part(newest)
-                logs[id(row)] = min(by_device, shortest)
-            else:
-                logs[id(row)] = min(logs[id(row)], shortest)
+            if row.slug in bound:
+                logs[id(row)] = math.log(row.speedup("graph") or 1.0) + _sdpa_part(newest)
+            logs[id(row)] = min(logs[id(row)], shortest)
     return [(row, logs[id(row)]) for row in rows]
 
 
-def _bound_by_host(own: Iterable[Row]) -> list[Row]:
-    """Own kernels' rows whose calls last as long as the steps that all of them share."""
+def _bound_by_host(own: Iterable[Row]) -> set[str]:
+    """Slugs of own kernels whose calls last as long as the steps that all of them share."""
     by_run: dict[str, list[Row]] = {}
     for row in own:
-        if is_number(row.speedup("graph")) and _ratio(row.call_ms, row.time_ms) > HOST_BOUND:
-            by_run.setdefault(row.run, []).append(row)
-    found = []
+        by_run.setdefault(row.run, []).append(row)
+    found = set()
     for rows in by_run.values():
-        least = min(row.call_ms or math.inf for row in rows)
-        found += [row for row in rows if (row.call_ms or math.inf) <= OWN_STEPS * least]
+        most = OWN_STEPS * min(row.call_ms or math.inf for row in rows)
+        found |= {
+            row.slug
+            for row in rows
+            if (row.call_ms or math.inf) <= most and _ratio(row.call_ms, row.time_ms) > HOST_BOUND
+        }
     return found
 
 

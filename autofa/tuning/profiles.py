@@ -63,7 +63,7 @@ _HALF = ("bf16", "f16")
 _CUDA_QUICK = Profile(
     "quick",
     "cuda",
-    20,
+    24,
     (
         Group(("2,16,8192,128", "2,16,8192,64"), ("bf16",), BOTH),
         Group(("1,8,8192,64", "1,32,512,128", "1,8,1024,64"), ("f16",), DENSE),
@@ -75,7 +75,7 @@ _CUDA_QUICK = Profile(
 _CUDA_DEFAULT = Profile(
     "default",
     "cuda",
-    20,
+    24,
     (
         *_CUDA_QUICK.groups,
         Group(_filled(128, (512, 2048, 4096, 16384), 16384, 2048), ("bf16",)),

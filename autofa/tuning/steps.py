@@ -12,6 +12,7 @@ from autofa.bench.client import Entrant
 from autofa.bench.protocol import Outcome, Plan, TimingRun
 from autofa.kernels.family import Variant
 from autofa.kernels.registry import Candidate
+from autofa.kernels.vendor import VendorKernel
 from autofa.problem import Problem
 from autofa.store.rows import Row
 from autofa.tuning.control import Control
@@ -60,7 +61,8 @@ class Steps:
         thorough: bool = True,
     ) -> list[Entrant]:
         """Those that compile and compute attention; what fails is recorded. Once it is `late` the
-        rest is left out, so that the first can still be timed. `thorough` as of `check`."""
+        rest is left out, so that the first can still be timed. `thorough` as of `check`; what plans
+        each shape for long is tried on the problem alone until it wins."""
         self._build([c for c in candidates if isinstance(c, Variant)])
         entrants: list[Entrant] = []
         for candidate in candidates:
@@ -71,7 +73,8 @@ class Steps:
                 continue
             if slug not in self._checked:
                 self._control.check()
-                outcome = self.check(candidate, thorough=thorough)
+                plans = isinstance(candidate, VendorKernel) and candidate.plans
+                outcome = self.check(candidate, thorough=thorough and not plans)
                 if outcome is None:
                     continue
                 if not outcome.ok:

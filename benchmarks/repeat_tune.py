@@ -1,6 +1,6 @@
 """Tunes a profile several times, each from an empty database, and says how far the results agree.
 
-    python benchmarks/repeat_tune.py [--gpu-profile quick] [--device cpu] [--times 3] [--within 2]
+    python benchmarks/repeat_tune.py [--gpu-profile quick] [--device cpu] [--times 3] [--within 2] [--keep FOLDER]
 
 One tune before the others fills the library cache. A bucket agrees where, by each tune's own
 measurements, every tune's winner is as fast as its own within so many percent. Exit code 1 where a
@@ -30,10 +30,9 @@ from autofa.tuning.session import tune
 Tune = dict[Problem, dict[str, Ranked]]
 
 
-def one_tune(profile: str, device: str, mode: str, folder: Path) -> Tune:
+def one_tune(profile: str, device: str, mode: str, db: Path) -> Tune:
     """Every problem's candidates, the winner first."""
-    db = str(folder / "autofa.db")
-    request = make_request(profile, device=device, mode=mode, db=db, settings=load())
+    request = make_request(profile, device=device, mode=mode, db=str(db), settings=load())
     summary = tune(request)
     print(summary.text(told=request.problems), flush=True)
     with Repository.open(db, write=False) as repository:
@@ -80,12 +79,14 @@ def main() -> None:
     parser.add_argument("--times", type=int, default=3)
     parser.add_argument("--within", type=float, default=2.0, help="percent")
     parser.add_argument("--warm", action="store_true", help="the library cache is filled already")
+    parser.add_argument("--keep", type=Path, help="an empty folder for the tunes' databases")
     arguments = parser.parse_args()
     device = str(find_device(arguments.device))
     tunes = []
     for number in range(arguments.times + (not arguments.warm)):
         with tempfile.TemporaryDirectory() as folder:
-            found = one_tune(arguments.gpu_profile, device, arguments.mode, Path(folder))
+            db = (arguments.keep or Path(folder)) / f"tune-{number}.db"
+            found = one_tune(arguments.gpu_profile, device, arguments.mode, db)
         if number or arguments.warm:
             tunes.append(found)
     lines, apart = compare(tunes, arguments.within / 100)

@@ -1,6 +1,7 @@
 """Tunes a profile several times, each from an empty database, and says how far the results agree.
 
-    python benchmarks/repeat_tune.py [--gpu-profile quick] [--device cpu] [--times 3] [--within 2] [--keep FOLDER]
+    python benchmarks/repeat_tune.py [--gpu-profile quick] [--device cpu] [--times 3] [--within 2]
+        [--keep FOLDER]
 
 One tune before the others fills the library cache. A bucket agrees where, by each tune's own
 measurements, every tune's winner is as fast as its own within so many percent. Exit code 1 where a

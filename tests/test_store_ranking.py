@@ -63,7 +63,7 @@ def test_the_simplest_of_a_tie_wins() -> None:
     assert [place.tied for place in rank(rows, "eager", TOYS)] == [True, True, False, False]
     # The same times, known more exactly, are no tie.
     exact = [replace(row, call_spread=0.001) for row in rows]
-    exact[1] = replace(exact[1], call_ms=0.49)
+    exact[1] = replace(exact[1], call_ms=0.49, time_ms=0.49)
     assert order(exact)[0] == "test.toy-c9"
 
 
@@ -227,6 +227,17 @@ def test_what_takes_longer_than_the_hosts_work_is_as_slow_as_its_device_time() -
 
 def test_an_equal_call_that_leaves_the_device_free_earlier_wins() -> None:
     assert first([SHORT_SDPA, short(1, 0.0105, 0.0110), short(9, 0.0100, 0.0111)]).slug[-1] == "9"
+
+
+def test_own_kernels_of_different_runs_differ_by_their_device_times() -> None:
+    """An H200 that heats up between the sample of the device and that of the calls."""
+    cool = {"run": "a", "baseline_time_ms": 1.6, "baseline_call_ms": 1.7}
+    hot = {"run": "b", "baseline_time_ms": 1.8, "baseline_call_ms": 1.82}
+    slow = toy(1, None, time_ms=1.32, call_ms=1.33, **cool)
+    fast = toy(2, None, time_ms=1.44, call_ms=1.49, **hot)
+    sdpa = make_row(ms=None, time_ms=1.8, call_ms=1.82, **hot)
+    assert first([sdpa, slow, fast]).slug == "test.toy-c2"
+    assert first([sdpa, slow, fast]).speedup == pytest.approx(1.82 / 1.49)
 
 
 def test_other_libraries_calls_count_as_they_are() -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from statistics import median
 from typing import TypeGuard
 
 from autofa.kernels.family import Variant
@@ -33,8 +34,9 @@ def logs_over_sdpa(rows: Sequence[Row], mode: str, registry: Registry) -> list[t
     """Logs of the speedups over plain SDPA of rows that have one, without the host's noise.
 
     The runs of a problem share one host's part of plain SDPA: that of the run that measured SDPA
-    itself last, or else of the newest. So do own kernels: where some last as long as the host works
-    on them, those count by their device times, and none is shorter than the shortest of that run.
+    itself last, or else of the newest. So do own kernels, which differ by their device times then;
+    and where some calls last as long as the host works on them, none is shorter than the shortest
+    of that run.
     """
     if mode != "eager":
         return [(row, math.log(row.speedup(mode) or 1.0)) for row in rows]
@@ -55,15 +57,16 @@ def logs_over_sdpa(rows: Sequence[Row], mode: str, registry: Registry) -> list[t
             and is_number(row.speedup("graph"))
             and isinstance(registry.find(row.slug), Variant)
         ]
-        bound = _bound_by_host(own)
-        if not bound:
-            continue
         beside = [row for row in own if row.run == newest.run] or own
-        shortest = max(logs[id(row)] for row in beside)
+        bound = _bound_by_host(own)
+        free = [_part(row) for row in beside if row.slug not in bound]
+        part = median(free) if free else 0.0
+        floor = max((logs[id(row)] for row in beside), default=0.0) if bound else math.inf
         for row in own:
-            if row.slug in bound:
-                logs[id(row)] = math.log(row.speedup("graph") or 1.0) + _sdpa_part(newest)
-            logs[id(row)] = min(logs[id(row)], shortest)
+            if row.slug in bound or _part(row) <= math.log(HOST_BOUND):
+                by_device = math.log(row.speedup("graph") or 1.0) + _sdpa_part(newest)
+                logs[id(row)] = by_device - part * (row.slug not in bound)
+            logs[id(row)] = min(logs[id(row)], floor)
     return [(row, logs[id(row)]) for row in rows]
 
 
@@ -78,9 +81,14 @@ def _bound_by_host(own: Iterable[Row]) -> set[str]:
         found |= {
             row.slug
             for row in rows
-            if (row.call_ms or math.inf) <= most and _ratio(row.call_ms, row.time_ms) > HOST_BOUND
+            if (row.call_ms or math.inf) <= most and _part(row) > math.log(HOST_BOUND)
         }
     return found
+
+
+def _part(row: Row) -> float:
+    """How much longer its call took than its device time, as a log; 0 if unknown."""
+    return math.log(_ratio(row.call_ms, row.time_ms))
 
 
 def _ratio(call_ms: float | None, time_ms: float | None) -> float:

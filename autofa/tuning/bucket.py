@@ -25,9 +25,9 @@ from autofa.tuning.steps import Steps
 # Candidates screened together: enough to interleave, few enough that each batch informs the next.
 _BATCH = 8
 _SCREEN_ROUNDS = 9
-# Own kernels go through the precise rounds too where the screening has them so close to the best, up
-# to so many: the ratio of a kernel to plain SDPA moves by 5% between the batches of an H200, which
-# is cooler in the first ones.
+# What the screening has so close to the best goes through the precise rounds too, up to so many own
+# kernels: between the batches of an H200, cooler in the first ones, the ratio of a kernel to plain
+# SDPA moves by 5%.
 _CLOSE = math.log(1.08)
 _MOST_CLOSE = 2 * FINALISTS
 # Precise rounds are repeated while a candidate outside of them might be as good as their best.

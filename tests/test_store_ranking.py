@@ -123,7 +123,7 @@ def test_a_wide_interval_of_sdpa_ties_across_a_tenth_and_no_more() -> None:
 
 
 def test_a_tied_challenger_that_does_not_beat_sdpa_does_not_win() -> None:
-    noisy = toy(1, 0.91, call_spread=0.12)
+    noisy = toy(1, 0.908, call_spread=0.12)
     rows = [make_row(), toy(9, 0.90), noisy]
     ranked = {place.slug: place for place in rank(rows, "eager", TOYS)}
     assert ranked[noisy.slug].tied

@@ -35,8 +35,8 @@ def logs_over_sdpa(rows: Sequence[Row], mode: str, registry: Registry) -> list[t
 
     The runs of a problem share one host's part of plain SDPA: that of the run that measured SDPA
     itself last, or else of the newest. So do own kernels, which differ by their device times then;
-    and where some calls last as long as the host works on them, none is shorter than the shortest
-    of that run.
+    and no call is shorter than the shortest: of that run, where some last as long as the host works
+    on them.
     """
     if mode != "eager":
         return [(row, math.log(row.speedup(mode) or 1.0)) for row in rows]
@@ -61,12 +61,12 @@ def logs_over_sdpa(rows: Sequence[Row], mode: str, registry: Registry) -> list[t
         bound = _bound_by_host(own)
         free = [_part(row) for row in beside if row.slug not in bound]
         part = median(free) if free else 0.0
-        floor = max((logs[id(row)] for row in beside), default=0.0) if bound else math.inf
+        shortest = max((logs[id(row)] for row in (beside if bound else own)), default=0.0)
         for row in own:
             if row.slug in bound or _part(row) <= math.log(HOST_BOUND):
                 by_device = math.log(row.speedup("graph") or 1.0) + _sdpa_part(newest)
                 logs[id(row)] = by_device - part * (row.slug not in bound)
-            logs[id(row)] = min(logs[id(row)], floor)
+            logs[id(row)] = min(logs[id(row)], shortest)
     return [(row, logs[id(row)]) for row in rows]
 
 
@@ -77,11 +77,13 @@ def _bound_by_host(own: Iterable[Row]) -> set[str]:
         by_run.setdefault(row.run, []).append(row)
     found = set()
     for rows in by_run.values():
-        most = OWN_STEPS * min(row.call_ms or math.inf for row in rows)
+        # Beside plain SDPA's of the same rounds: the host may have been slower in the later ones.
+        most = OWN_STEPS / max(row.speedup("eager") or 0.0 for row in rows)
         found |= {
             row.slug
             for row in rows
-            if (row.call_ms or math.inf) <= most and _part(row) > math.log(HOST_BOUND)
+            if _part(row) > math.log(HOST_BOUND)
+            and (row.speedup("eager") or 0.0) * most >= 1.0 - (row.call_spread or 0.0)
         }
     return found
 

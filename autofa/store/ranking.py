@@ -29,7 +29,7 @@ SPREAD_FLOOR = 0.005
 # However wide the intervals, what is slower than the fastest by more than this is not preferred to
 # it for being simpler. Plain SDPA is, as it needs no proof, but not across more than a tenth or so:
 # on a loaded machine its own interval was seen to reach over a factor of two.
-TIE_MOST = 0.02
+TIE_MOST = 0.01
 SDPA_TIE_MOST = 0.12
 # Among the details of a row: it won here before an upgrade, and was re-timed after it. It stays
 # while nothing is faster by more than `HELD_MOST`: by `TIE_MOST` something may have been then, and

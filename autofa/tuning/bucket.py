@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 
+from autofa.bench.client import Entrant
 from autofa.bench.protocol import Plan
 from autofa.kernels.family import Variant
 from autofa.kernels.registry import Candidate
@@ -247,7 +248,7 @@ class BucketRun:
             entrants = self._steps.admitted(candidates)
             plan = Plan(mode=self._request.mode, finalists=FINALISTS)
             self._steps.time(entrants, plan, final=True)
-            self._precise.update(entrant.candidate.slug for entrant in entrants)
+            self._precise.update(self._lasted(entrants))
             # A screened candidate must never win by the luck of its few samples.
             order = self._ranking()
             doubtful = [r.slug for r in order if r.tied and r.slug not in self._precise]
@@ -257,6 +258,12 @@ class BucketRun:
             again = {order[0].slug, *known[:1], *doubtful[: 2 * FINALISTS]}
             registry = self._request.registry
             candidates = [registry.candidate(slug) for slug in sorted(again)]
+
+    def _lasted(self, entrants: Sequence[Entrant]) -> set[str]:
+        """Who took part in all rounds of the last timing, as plain SDPA did."""
+        rounds = self._new[BASELINE].samples if BASELINE in self._new else 0
+        slugs = [entrant.candidate.slug for entrant in entrants]
+        return {s for s in slugs if s not in self._new or self._new[s].samples >= rounds}
 
     def _confirm_winner(self) -> None:
         """Checks the winner once more after it won; if it fails now, the next one has won."""

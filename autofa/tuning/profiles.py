@@ -94,7 +94,7 @@ _CUDA_DEFAULT = Profile(
         # Padded batches and biases: an explicit mask is a bucket of its own.
         Group(("4,16,1024,64", "4,16,2048,128"), ("bf16",), EXPLICIT_MASKS),
         # Queries of an image against a prompt.
-        Group(("2,16,4096/77,64",), ("bf16",), DENSE),
+        Group(("2,16,4096/64,64",), ("bf16",), DENSE),
     ),
 )
 _CUDA_FULL = Profile(

@@ -227,7 +227,7 @@ class Session:
         """
         problem = planned.problem
         with suppress(StoreLockedError, StoreUnreachableError):  # what was read before serves too
-            self.read(bucket_of(problem) if search_only else None)
+            self.read(bucket_of(problem))
         plan = self.plan(problem)
         if plan.done:
             self.settle(plan)

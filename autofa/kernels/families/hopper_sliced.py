@@ -29,9 +29,14 @@ _COLUMNS = 256  # at most, of a slice: one product's
 _VALUE_COLUMNS = (576, 640, 672, 768, 896, 1024)  # of three blocks and of four
 
 
+def _keys(p: Params) -> int:
+    """Of a step, in one block: those whose weights it works out."""
+    return 32 if p.block_n > 64 else 16
+
+
 def _ranks(p: Params) -> int:
-    """Blocks of a cluster, each with a slice of the head dim and 16 keys of a step."""
-    return int(p.block_n) // 16
+    """Blocks of a cluster, each with a slice of the head dim and some keys of a step."""
+    return int(p.block_n) // _keys(p)
 
 
 def _slice(p: Params, problem: Problem) -> int:
@@ -40,20 +45,21 @@ def _slice(p: Params, problem: Problem) -> int:
 
 
 def _stage_bytes(p: Params) -> int:
-    keys = 32 if _ranks(p) % 2 == 0 else int(p.block_n)
+    keys = 32 if _ranks(p) % 2 == 0 or p.block_n > 64 else int(p.block_n)
     values = keys * hopper.groups(int(p.columns_v) // _ranks(p))
     return hopper.ROW_BYTES * max(int(p.block_n) * int(p.key_groups), values)
 
 
 def _fixed_bytes(p: Params, problem: Problem) -> int:
-    """For each warpgroup its queries; of each other block two buffers for scores, some for weights
+    """For each warpgroup its queries; of each other block some buffers for scores, for weights
     and row maxima, and its row sums; its own weights; and the barriers of them all."""
     queries = 64 * hopper.ROW_BYTES * hopper.groups(_slice(p, problem))
-    scores, weights, rows = 64 * 16 * 4, 64 * 16 * 2, 64 * 4
+    scores, weights, rows = 64 * _keys(p) * 4, 64 * _keys(p) * 2, 64 * 4
     sets = int(p.lag) + 1
-    others = 2 * scores + sets * (weights + rows) + rows
+    score_sets = 2 if p.early < 2 and p.lag > 0 else sets
+    others = score_sets * scores + sets * (weights + rows) + rows
     exchange = (_ranks(p) - 1) * others + int(p.lag) * weights
-    return 2 * (queries + exchange + (5 + sets) * hopper.BARRIER_BYTES)
+    return 2 * (queries + exchange + (3 + score_sets + sets) * hopper.BARRIER_BYTES)
 
 
 def _smem_bytes(p: Params, problem: Problem) -> int:
@@ -67,9 +73,10 @@ def _stages(p: Params, problem: Problem, limits: Limits) -> int:
 
 
 def _groups_fit(p: Params, problem: Problem) -> bool:
-    """The slice's groups in as few chunks as can be of so many."""
+    """The slice's groups in as few chunks as can be of so many, which the ring must hold."""
     groups = hopper.groups(_slice(p, problem))
-    return p.key_groups <= groups and -(-groups // int(p.key_groups)) <= 2
+    most = 4 if _keys(p) > 16 else 2
+    return p.key_groups <= groups and -(-groups // int(p.key_groups)) <= most
 
 
 def _default(problem: Problem, limits: Limits) -> dict[str, Value]:
@@ -100,14 +107,17 @@ FAMILY = KernelFamily(
     domain=hopper.domain(520, 1024),
     params=(
         mma.block_m(128),
-        mma.block_n(48, 64),
+        mma.block_n(48, 64, 96),
         Param("columns_v", _VALUE_COLUMNS, "v{}", about="value head dim, filled up"),
-        Param("key_groups", (2, 3, 4), "c{}", about="64-column groups in a chunk of keys"),
+        Param("key_groups", (1, 2, 3, 4), "c{}", about="64-column groups in a chunk of keys"),
         hopper.stages(_STAGES),
         Param(
-            "early", (0, 1), "e{}", about="1: softmax beside the first chunk of values, 0: the last"
+            "early",
+            (0, 1, 2),
+            "e{}",
+            about="1: softmax beside the first chunk of values, else the last; 2: scores sent first",
         ),
-        Param("lag", (1, 2), "l{}", about="steps between weights and their use"),
+        Param("lag", (0, 1, 2), "l{}", about="steps between weights and their use"),
         hopper.heads(),
     ),
     constraints=(
@@ -127,8 +137,13 @@ FAMILY = KernelFamily(
         ),
         Constraint(
             "one chunk of values",
-            "three blocks have the values of a step in one chunk, the first and the last",
-            lambda p, problem, limits: p.early == 0 or _ranks(p) % 2 == 0,
+            "of three blocks and 48 keys it is the first and the last",
+            lambda p, problem, limits: p.early != 1 or p.block_n != 48,
+        ),
+        Constraint(
+            "softmax beside the keys",
+            "without a lag it is not beside any chunk of values",
+            lambda p, problem, limits: p.early != 1 or p.lag > 0,
         ),
         mma.shared_memory(_smem_bytes),
         hopper.no_idle_memory(_stages),

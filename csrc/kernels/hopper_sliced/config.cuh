@@ -28,26 +28,31 @@ struct Config {
   static constexpr int block_n = Params::block_n;
   static constexpr int columns_v = Params::columns_v;  // the value head dim, filled up
   static constexpr int groups_per_chunk = Params::key_groups;
-  static constexpr bool early = Params::early;
-  static constexpr int lag = Params::lag;    // steps between weights and their use
-  static constexpr int key_box = block_n;    // keys that one copy brings
-  static constexpr int keys_per_chunk = 16;  // and values
+  // 1: the softmax goes beside the first chunk of values, else beside the last. 2: the scores of
+  // later steps are sent as soon as they are there, else after it.
+  static constexpr int early = Params::early;
+  static constexpr int lag = Params::lag;  // steps between weights and their use
 
-  static constexpr int ranks = block_n / 16;  // thread blocks of a cluster
-  // Of values, 16 keys each.
-  static constexpr int squares_per_chunk = ranks % 2 == 0 ? 2 : ranks;
+  static constexpr int keys = block_n % 32 == 0 && block_n > 64 ? 32 : 16;  // of a block, in a step
+  static constexpr int ranks = block_n / keys;  // thread blocks of a cluster
+  static constexpr int key_box = block_n;       // keys that one copy brings
+  static constexpr int keys_per_chunk = keys;   // and values
+
+  // Of weights, 16 keys each.
+  static constexpr int squares = block_n / 16, own_squares = keys / 16;
+  static constexpr int squares_per_chunk = keys > 16 || ranks % 2 == 0 ? 2 : ranks;
 
   static constexpr int threads = kWarpgroupThreads * (kConsumers + 1);
 
   static_assert(mask == AUTOFA_MASK_NONE, "explicit masks are for other families");
-  static_assert(block_m == 64 * kConsumers && block_n % 16 == 0 && ranks > 2 && ranks <= 4,
+  static_assert(block_m == 64 * kConsumers && block_n % keys == 0 && ranks > 2 && ranks <= 4,
                 "the scheme");
   static_assert(head_dim % 8 == 0 && head_dim <= 256 * ranks, "what the registers hold");
   static_assert(columns_v % (32 * ranks) == 0 && columns_v <= 256 * ranks,
                 "one wgmma has at most 256 columns");
 
   // Of one block: of queries and keys, in steps of 16, and of the output.
-  static constexpr int slice = (head_dim + block_n - 1) / block_n * 16;
+  static constexpr int slice = (head_dim + 16 * ranks - 1) / (16 * ranks) * 16;
   static constexpr int columns = columns_v / ranks;
   static constexpr int consumer_registers = 240, producer_registers = 24;
   static_assert(registers_suffice(kConsumers, consumer_registers, producer_registers),
@@ -57,15 +62,28 @@ struct Config {
   static constexpr int key_groups = (slice + 63) / 64;
   static constexpr int value_groups = (columns + 63) / 64;
   static constexpr int key_chunks = (key_groups + groups_per_chunk - 1) / groups_per_chunk;
-  static constexpr int value_chunks = ranks / squares_per_chunk;
+  static constexpr int value_chunks = squares / squares_per_chunk;
+  // Left under way once all of their kind are issued. Without a lag the weights come and go beside
+  // the keys, which must last for that.
+  static constexpr int keys_under_way =
+      lag == 0 ? key_chunks : std::min(key_chunks, groups_per_chunk == 1 ? 2 : 1);
+  static constexpr int values_under_way = value_chunks > 2 ? 2 : 1;
+  // Chunks of values beside which other work is done: the first one with as many under way, and what
+  // the softmax takes.
+  static constexpr int first_free = values_under_way - 1;
+  static constexpr int softmax_chunk = early == 1 ? first_free : value_chunks - 1;
+  static_assert(Params::stages > keys_under_way && Params::stages > values_under_way,
+                "a chunk is free only once it is no longer under way");
 
   static constexpr int query_group_bytes = 64 * kSwizzledRowBytes;
   static constexpr int key_group_bytes = block_n * kSwizzledRowBytes;
-  static constexpr int value_group_bytes = 16 * kSwizzledRowBytes;
-  static constexpr int square_bytes = value_groups * value_group_bytes;
+  static constexpr int value_group_bytes = keys * kSwizzledRowBytes;
+  static constexpr int part_bytes = value_groups * value_group_bytes;  // of one block's keys
+  static constexpr int square_bytes = keys > 16 ? kK16BytesAcross : part_bytes;  // to the next
+  static constexpr int parts_per_chunk = squares_per_chunk / own_squares;
   static constexpr int query_bytes = key_groups * query_group_bytes;  // of one warpgroup
   static constexpr int stage_bytes =
-      std::max(groups_per_chunk * key_group_bytes, squares_per_chunk* square_bytes);
+      std::max(groups_per_chunk * key_group_bytes, parts_per_chunk* part_bytes);
 
   // Groups that one copy brings, where no group and no chunk is filled up; 0: each by itself.
   static constexpr bool whole = head_dim % (64 * ranks) == 0;
@@ -78,7 +96,7 @@ struct Config {
   using Mask = KeyMask<causal, mask>;
   using Ring = ChunkRing<Params::stages, stage_bytes>;
   using Queue = TileQueue<block_m, Params::heads>;
-  using Exchange = SliceExchange<ranks, lag>;
+  using Exchange = SliceExchange<ranks, own_squares, lag, early != 2>;
   static constexpr int smem_bytes =
       kConsumers * (query_bytes + Exchange::bytes + Exchange::barrier_bytes) + Ring::bytes +
       Ring::barrier_bytes + 2 * kConsumers * kMbarrierBytes;

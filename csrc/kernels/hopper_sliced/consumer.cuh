@@ -21,6 +21,8 @@ template <class C>
 class Consumer {
   using Element = typename C::Element;
   static constexpr int ahead = C::lag + 1;  // steps between scores and their use
+  // Whether scores are sent while those of the step before are yet to be weighed.
+  static constexpr bool keeps_two = C::early == 2 && C::lag > 0;
 
  public:
   __device__ __forceinline__ Consumer(const MappedCall& mapped, const Memory<C>& memory, int index,
@@ -81,7 +83,7 @@ class Consumer {
       multiply_keys(false);
       if (next > 0) weigh(softmax, mask, tiles, row, next - 1);
       wgmma_wait<0>();
-      ring_.release();
+      release<C::keys_under_way>();
       wgmma_landed(scores_);
       exchange_.send_scores(next, scores_, own_scores_[0]);
     }
@@ -96,7 +98,7 @@ class Consumer {
 #pragma unroll 1
     for (; at + ahead < tiles.end; ++at) step(softmax, mask, tiles, row, at);
     wgmma_wait<0>();
-    if (at > 0) ring_.release();
+    if (at > 0) release<C::values_under_way>();
 #pragma unroll 1
     for (; at < tiles.end; ++at) finish(softmax, mask, tiles, loaded, row, at);
     wgmma_landed(out_);
@@ -107,43 +109,72 @@ class Consumer {
   // products: ptxas would not let them overlap with anything then.
   __device__ __forceinline__ void step(PairSoftmax& softmax, const typename C::Mask& mask,
                                        const KeyTiles& tiles, int row, int step) {
+    constexpr int keys_under_way = C::lag == 0 ? 1 : C::keys_under_way;
     multiply_keys(step > 0);
+    if constexpr (C::lag == 0) {
+      weigh(softmax, mask, tiles, row, step);
+      wgmma_wait<1>();
+      release<C::keys_under_way - 1>();
+    }
     receive(softmax, step);
     for_each_chunk<C::value_chunks>([&](auto index) {
       constexpr int chunk = decltype(index)::value;
       multiply_values<chunk>(step > 0);
-      wgmma_wait<1>();
-      ring_.release();
+      wgmma_wait<(chunk < C::values_under_way ? chunk + 1 : C::values_under_way)>();
       if constexpr (chunk == 0) {
+        release<keys_under_way>();
         wgmma_landed(scores_);
         if (step + ahead + 1 == tiles.end) release_queries();
+      } else if constexpr (chunk >= C::values_under_way) {
+        ring_.release();
       }
-      if constexpr (chunk == (C::early ? 0 : C::value_chunks - 1)) {
+      if constexpr (C::early == 2 && chunk == C::first_free) send_scores(step + ahead);
+      if constexpr (C::lag > 0 && chunk == C::softmax_chunk) {
         weigh(softmax, mask, tiles, row, step + C::lag);
-        exchange_.send_scores(step + ahead, scores_, own_scores_[0]);
+      }
+      if constexpr (C::early != 2 && chunk == C::softmax_chunk) {
+        send_scores(step + ahead);
       }
     });
+    if constexpr (keeps_two) {
+#pragma unroll
+      for (int n = 0; n < 2 * C::own_squares; ++n) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) own_scores_[0][n][i] = later_scores_[n][i];
+      }
+    }
+  }
+
+  __device__ __forceinline__ void send_scores(int step) {
+    if constexpr (keeps_two) {
+      exchange_.send_scores(step, scores_, later_scores_);
+    } else {
+      exchange_.send_scores(step, scores_, own_scores_[0]);
+    }
   }
 
   // A step after which this tile has no more scores to multiply out.
   __device__ __forceinline__ void finish(PairSoftmax& softmax, const typename C::Mask& mask,
                                          const KeyTiles& tiles, int loaded, int row, int step) {
     if (step + ahead < loaded) ring_.skip(C::key_chunks);
+    if constexpr (C::lag == 0) weigh(softmax, mask, tiles, row, step);
     receive(softmax, step);
     for_each_chunk<C::value_chunks>([&](auto index) {
       multiply_values<decltype(index)::value>(step > 0);
       wgmma_wait<0>();
       ring_.release();
     });
-    if (step + C::lag < tiles.end) {
-      weigh(softmax, mask, tiles, row, step + C::lag);
-    } else {
-      used_next();
+    if constexpr (C::lag > 0) {
+      if (step + C::lag < tiles.end) {
+        weigh(softmax, mask, tiles, row, step + C::lag);
+      } else {
+        used_next();
+      }
     }
   }
 
-  // scores = this slice's part of q k^T of a step, of which the last chunk stays under way. A chunk
-  // of values may still be when it begins, which is done when it ends.
+  // scores = this slice's part of q k^T of a step, of which the last chunks stay under way. Those
+  // of values may still be when it begins, and are done when it ends.
   __device__ __forceinline__ void multiply_keys(bool values_under_way) {
     for_each_chunk<C::key_chunks>([&](auto index) {
       constexpr int chunk = decltype(index)::value;
@@ -152,12 +183,22 @@ class Consumer {
       constexpr int end = all - first < most ? all : first + most;
       multiply_key_chunk<Element, first, end, C::query_group_bytes, C::key_group_bytes>(
           scores_, memory_.queries(index_), ring_.take());
-      wgmma_wait<1>();
-      if (chunk > 0 || values_under_way) ring_.release();
+      wgmma_wait<(chunk < C::keys_under_way ? chunk + 1 : C::keys_under_way)>();
+      if constexpr (chunk == 0) {
+        if (values_under_way) release<C::values_under_way>();
+      } else if constexpr (chunk >= C::keys_under_way) {
+        ring_.release();
+      }
     });
   }
 
-  // out += p v of two squares of a step's keys, which stays under way.
+  template <int Chunks>
+  __device__ __forceinline__ void release() {
+#pragma unroll
+    for (int i = 0; i < Chunks; ++i) ring_.release();
+  }
+
+  // out += p v of some squares of a step's keys, which stays under way.
   template <int Chunk>
   __device__ __forceinline__ void multiply_values(bool accumulate) {
     multiply_value_chunk<Element, Chunk * C::squares_per_chunk, C::squares_per_chunk,
@@ -170,20 +211,32 @@ class Consumer {
                                         const KeyTiles& tiles, int row, int step) {
     exchange_.add_scores(step, own_scores_[0]);
     if (step >= tiles.first_masked) {
-      mask.apply(own_scores_, row, step * C::block_n + rank_ * 16);
+      mask.apply(own_scores_, row, step * C::block_n + rank_ * C::keys);
     }
     softmax.fit(own_scores_);
-    softmax.weigh(own_scores_, 0);
-    uint32_t words[4];
+    uint32_t words[C::own_squares][4];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const auto& tile = own_scores_[0][i / 2];
-      words[i] = Element::pack(tile[i % 2 * 2], tile[i % 2 * 2 + 1]);
+    for (int k = 0; k < C::own_squares; ++k) {
+      softmax.weigh(own_scores_, k);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const auto& tile = own_scores_[0][2 * k + i / 2];
+        words[k][i] = Element::pack(tile[i % 2 * 2], tile[i % 2 * 2 + 1]);
+      }
     }
-    used_next();
-    used_[C::lag - 1][0] = softmax.own_shift(0);
-    used_[C::lag - 1][1] = softmax.own_shift(1);
     exchange_.send_weights(step, words, softmax.own_shift(0), softmax.own_shift(1));
+    if constexpr (C::lag == 0) {
+#pragma unroll
+      for (int k = 0; k < C::own_squares; ++k) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) weights_[k][i] = words[k][i];
+      }
+    } else {
+      exchange_.keep_weights(step, words);
+      used_next();
+      used_[C::lag - 1][0] = softmax.own_shift(0);
+      used_[C::lag - 1][1] = softmax.own_shift(1);
+    }
   }
 
   // The shifts of this block's weights of the step that is next to be used.
@@ -208,7 +261,7 @@ class Consumer {
       low[1] = fminf(low[1], shifts.of[slot][1]);
     }
     PairSoftmax::Factors factors;
-    if constexpr (C::lag == 1) {
+    if constexpr (C::lag < 2) {
       if (!softmax.join(top, factors)) return;
     } else {
       if (!softmax.join_late(low, top, used_[0], factors)) return;
@@ -219,11 +272,16 @@ class Consumer {
 #pragma unroll
       for (int i = 0; i < 4; ++i) out_[n][i] *= factors.out[i / 2];
     }
-    scale_square(0, factors.own);
+#pragma unroll
+    for (int k = 0; k < C::own_squares; ++k) scale_square(k, factors.own);
 #pragma unroll
     for (int slot = 0; slot < C::ranks - 1; ++slot) {
-      scale_square(slot + 1, {exp2_fast(shifts.of[slot][0] - softmax.shift(0)),
-                              exp2_fast(shifts.of[slot][1] - softmax.shift(1))});
+      const float of_slot[2] = {exp2_fast(shifts.of[slot][0] - softmax.shift(0)),
+                                exp2_fast(shifts.of[slot][1] - softmax.shift(1))};
+#pragma unroll
+      for (int k = 0; k < C::own_squares; ++k) {
+        scale_square((slot + 1) * C::own_squares + k, of_slot);
+      }
     }
   }
 
@@ -280,10 +338,11 @@ class Consumer {
   typename C::Exchange exchange_;
   uint32_t full_parity_ = 0;
   float scores_[C::block_n / 8][4];
-  float own_scores_[1][2][4];
-  float used_[C::lag][2];  // this block's shifts of weights that were sent and are not yet used
+  float own_scores_[1][2 * C::own_squares][4];
+  float later_scores_[2 * C::own_squares][4];  // of the step after, where both are there at once
+  float used_[C::lag > 0 ? C::lag : 1][2];  // this block's shifts of weights that were sent and are not yet used
   float out_[C::columns / 8][4];
-  uint32_t weights_[C::ranks]
+  uint32_t weights_[C::squares]
                    [4];  // of the step's keys, rounded, in squares of 16: this block's first
 };
 

@@ -66,14 +66,14 @@ class Producer {
     });
   }
 
-  // From the 16 keys whose weights this block works out on: the consumers have those first.
+  // From the keys whose weights this block works out on: the consumers have those first.
   __device__ __forceinline__ void load_values(int step) {
 #pragma unroll 1
-    for (int first = 0; first < C::ranks; first += C::squares_per_chunk) {
-      ring_.write(C::squares_per_chunk * C::square_bytes, [&](uint32_t target, uint32_t full) {
+    for (int first = 0; first < C::ranks; first += C::parts_per_chunk) {
+      ring_.write(C::parts_per_chunk * C::part_bytes, [&](uint32_t target, uint32_t full) {
 #pragma unroll 1
-        for (int square = 0; square < C::squares_per_chunk; ++square, target += C::square_bytes) {
-          const int key = step * C::block_n + (rank_ + first + square) % C::ranks * 16;
+        for (int part = 0; part < C::parts_per_chunk; ++part, target += C::part_bytes) {
+          const int key = step * C::block_n + (rank_ + first + part) % C::ranks * C::keys;
           const auto load = [&](auto groups) {
             load_groups<C::value_groups, decltype(groups)::value, C::value_group_bytes>(
                 target, mapped_.v, full, rank_ * C::columns, key, at_.head_kv, at_.batch);

@@ -1,14 +1,20 @@
 // What the same warpgroup of the thread blocks of a cluster sends to the others, each of which has
-// a slice of the head dim: sums over its slice of the scores, of 16 keys for each of the others;
-// then weights of its own 16 keys, as they lie in its registers, which are the operands of the
+// a slice of the head dim: sums over its slice of the scores, of 16 keys or more for each of the
+// others; then weights of its own keys, as they lie in its registers, which are the operands of the
 // others' products as they are; and row sums.
 //
-// Weights are sent `Lag` steps before they are used, and the scores one step before that. Of scores
-// two buffers take turns, of weights Lag + 1, and nothing says that one is free. Who sends the
-// scores of step j + 2 has got those of step j + 1 from all others, who had read the ones of step
-// j; who sends the weights of step j + Lag has got the scores of that step, from others who had
-// read the weights of step j - 1. Row sums, which end a tile, have one buffer for the same reason.
+// Weights are sent `Lag` steps before they are used, and the scores one step before that. Buffers
+// take turns, and nothing says that one is free:
+// - Who sends the weights of step j + Lag has got the scores of that step, from others who had read
+//   the weights of step j - 1: of weights there are Lag + 1.
+// - Who sends the scores of step j + 1 + Lag has got the weights of step j, from others who had
+//   read the scores of step j: of scores Lag + 1 are enough.
+// - Who is `Late`, and sends scores only after the next weights, has got the scores of the step
+//   before from all others, who had read the ones before those: two are enough.
+// Row sums, which end a tile, have one buffer: who sends those of the next tile has got scores of
+// that tile, from others who had read the ones of this.
 #pragma once
+
 
 #include <cstdint>
 
@@ -19,20 +25,25 @@
 
 namespace autofa {
 
-// Of 64 rows, among `Ranks` blocks. What comes from the block s + 1 ranks further on, modulo Ranks,
-// lies in slot s.
-template <int Ranks, int Lag>
+// Of 64 rows, among `Ranks` blocks of `Squares` times 16 keys each. What comes from the block s + 1
+// ranks further on, modulo Ranks, lies in slot s.
+template <int Ranks, int Squares, int Lag, bool Late>
 class SliceExchange {
-  static constexpr int others = Ranks - 1;
-  static constexpr int score_bytes = 64 * 16 * 4, weight_bytes = 64 * 16 * 2, row_bytes = 64 * 4;
-  static constexpr int weight_sets = Lag + 1;
-  static constexpr int shifts = others * (2 * score_bytes + weight_sets * weight_bytes);
+  static constexpr int others = Ranks - 1, tiles = 2 * Squares;
+  static constexpr int piece_bytes = kWarpgroupThreads * 16;  // that one store of all threads moves
+  static constexpr int score_bytes = tiles * piece_bytes, weight_bytes = Squares * piece_bytes;
+  static constexpr int row_bytes = 64 * 4;
+  static constexpr int score_sets = Late && Lag > 0 ? 2 : Lag + 1, weight_sets = Lag + 1;
+  static constexpr int weights = others * score_sets * score_bytes;
+  static constexpr int shifts = weights + others * weight_sets * weight_bytes;
   static constexpr int sums = shifts + others * weight_sets * row_bytes;
   static constexpr int own_weights = sums + others * row_bytes;
 
  public:
   static constexpr int bytes = own_weights + Lag * weight_bytes;
-  static constexpr int barrier_bytes = (3 + weight_sets) * kMbarrierBytes;
+  static constexpr int own_sets = Lag > 0 ? Lag : 1;  // unused without a lag
+  static constexpr int barrier_count = score_sets + weight_sets + 1;
+  static constexpr int barrier_bytes = barrier_count * kMbarrierBytes;
 
   // Of a step, by slot, with two floats of row lane / 4 and lane / 4 + 8 of each warp's 16.
   struct Rows {
@@ -41,52 +52,56 @@ class SliceExchange {
 
   // By one thread, before its mbarrier_init_fence().
   static __device__ __forceinline__ void init(uint32_t barriers) {
-    for (int i = 0; i < 3 + weight_sets; ++i) mbarrier_init(barriers + i * kMbarrierBytes, 1);
+    for (int i = 0; i < barrier_count; ++i) mbarrier_init(barriers + i * kMbarrierBytes, 1);
   }
 
   // Buffers and barriers lie at the same place in all blocks; `rank` is this one's.
   __device__ __forceinline__ SliceExchange(uint32_t buffers, uint32_t barriers, int rank)
       : buffers_(buffers), barriers_(barriers), rank_(rank) {
-    for (uint32_t i = 0; i < 2; ++i) expect(scores_full(i), others * score_bytes);
+    for (uint32_t i = 0; i < score_sets; ++i) expect(scores_full(i), others * score_bytes);
     for (uint32_t i = 0; i < weight_sets; ++i) {
       expect(weights_full(i), others * (weight_bytes + row_bytes));
     }
     expect(sums_full(), others * row_bytes);
   }
 
-  // Sends each other block the scores of its 16 keys, and keeps those of this one in `own`.
-  __device__ __forceinline__ void send_scores(uint32_t step, const float (&scores)[2 * Ranks][4],
-                                              float (&own)[2][4]) const {
-    const uint32_t buffer = (begun_ + step) % 2;
+  // Sends each other block the scores of its keys, and keeps those of this one in `own`.
+  __device__ __forceinline__ void send_scores(uint32_t step,
+                                              const float (&scores)[tiles * Ranks][4],
+                                              float (&own)[tiles][4]) const {
+    const uint32_t buffer = (begun_ + step) % score_sets;
 #pragma unroll
     for (int rank = 0; rank < Ranks; ++rank) {
       if (rank == rank_) {
 #pragma unroll
-        for (int i = 0; i < 8; ++i) own[i / 4][i % 4] = scores[2 * rank + i / 4][i % 4];
+        for (int n = 0; n < tiles; ++n) {
+#pragma unroll
+          for (int i = 0; i < 4; ++i) own[n][i] = scores[tiles * rank + n][i];
+        }
         continue;
       }
       const uint32_t target = map_to_rank(scores_at(buffer, slot_at(rank)), rank);
       const uint32_t full = map_to_rank(scores_full(buffer), rank);
 #pragma unroll
-      for (int n = 0; n < 2; ++n) {
-        const float (&tile)[4] = scores[2 * rank + n];
+      for (int n = 0; n < tiles; ++n) {
+        const float (&tile)[4] = scores[tiles * rank + n];
         const uint32_t words[4] = {__float_as_uint(tile[0]), __float_as_uint(tile[1]),
                                    __float_as_uint(tile[2]), __float_as_uint(tile[3])};
-        store_async_16(target + n * kWarpgroupThreads * 16, words, full);
+        store_async_16(target + n * piece_bytes, words, full);
       }
     }
   }
 
   // Adds what the others have for this block's keys.
-  __device__ __forceinline__ void add_scores(uint32_t step, float (&own)[2][4]) const {
-    const uint32_t message = begun_ + step, buffer = message % 2;
-    mbarrier_wait_cluster(scores_full(buffer), message / 2 % 2);
+  __device__ __forceinline__ void add_scores(uint32_t step, float (&own)[tiles][4]) const {
+    const uint32_t message = begun_ + step, buffer = message % score_sets;
+    mbarrier_wait_cluster(scores_full(buffer), message / score_sets % 2);
 #pragma unroll
     for (int slot = 0; slot < others; ++slot) {
 #pragma unroll
-      for (int n = 0; n < 2; ++n) {
+      for (int n = 0; n < tiles; ++n) {
         uint32_t words[4];
-        load_shared_16(words, scores_at(buffer, slot) + n * kWarpgroupThreads * 16);
+        load_shared_16(words, scores_at(buffer, slot) + n * piece_bytes);
 #pragma unroll
         for (int i = 0; i < 4; ++i) own[n][i] += __uint_as_float(words[i]);
       }
@@ -94,27 +109,49 @@ class SliceExchange {
     expect(scores_full(buffer), others * score_bytes);
   }
 
-  // This block's weights: to the others, and to where it gets them from again itself.
-  __device__ __forceinline__ void send_weights(uint32_t step, const uint32_t (&weights)[4],
+  // This block's weights, the first squares of `weights`: to the others.
+  template <int Count>
+  __device__ __forceinline__ void send_weights(uint32_t step, const uint32_t (&weights)[Count][4],
                                                float first, float second) const {
     const uint32_t buffer = (begun_ + step) % weight_sets;
-    store_shared_16(own_weights_at(step), weights);
     for_each_other([&](int rank, int slot) {
       const uint32_t full = map_to_rank(weights_full(buffer), rank);
-      store_async_16(map_to_rank(weights_at(buffer, slot), rank), weights, full);
+      const uint32_t target = map_to_rank(weights_at(buffer, slot), rank);
+#pragma unroll
+      for (int k = 0; k < Squares; ++k) store_async_16(target + k * piece_bytes, weights[k], full);
       send_rows(map_to_rank(shifts_at(buffer, slot), rank), full, first, second);
     });
   }
 
-  // All weights of a step: this block's, and the others' from weights[1] on by slot.
-  __device__ __forceinline__ void receive_weights(uint32_t step, uint32_t (&weights)[Ranks][4],
+  // Puts this block's weights down until they are used, where that is in a later step.
+  __device__ __forceinline__ void keep_weights(uint32_t step,
+                                               const uint32_t (&weights)[Squares][4]) const {
+#pragma unroll
+    for (int k = 0; k < Squares; ++k) {
+      store_shared_16(own_weights_at(step) + k * piece_bytes, weights[k]);
+    }
+  }
+
+  // All weights of a step: this block's, which stay as they are without a lag, and after them the
+  // others' by slot.
+  __device__ __forceinline__ void receive_weights(uint32_t step,
+                                                  uint32_t (&weights)[Ranks * Squares][4],
                                                   Rows& shifts) const {
     const uint32_t message = begun_ + step, buffer = message % weight_sets;
-    load_shared_16(weights[0], own_weights_at(step));
+    if constexpr (Lag > 0) {
+#pragma unroll
+      for (int k = 0; k < Squares; ++k) {
+        load_shared_16(weights[k], own_weights_at(step) + k * piece_bytes);
+      }
+    }
     mbarrier_wait_cluster(weights_full(buffer), message / weight_sets % 2);
 #pragma unroll
     for (int slot = 0; slot < others; ++slot) {
-      load_shared_16(weights[slot + 1], weights_at(buffer, slot));
+#pragma unroll
+      for (int k = 0; k < Squares; ++k) {
+        load_shared_16(weights[(slot + 1) * Squares + k],
+                       weights_at(buffer, slot) + k * piece_bytes);
+      }
       load_rows(shifts.of[slot], shifts_at(buffer, slot));
     }
     expect(weights_full(buffer), others * (weight_bytes + row_bytes));
@@ -151,16 +188,17 @@ class SliceExchange {
     return barriers_ + buffer * kMbarrierBytes;
   }
   __device__ __forceinline__ uint32_t weights_full(uint32_t buffer) const {
-    return barriers_ + (3 + buffer) * kMbarrierBytes;
+    return barriers_ + (score_sets + buffer) * kMbarrierBytes;
   }
-  __device__ __forceinline__ uint32_t sums_full() const { return barriers_ + 2 * kMbarrierBytes; }
+  __device__ __forceinline__ uint32_t sums_full() const {
+    return barriers_ + (score_sets + weight_sets) * kMbarrierBytes;
+  }
 
   __device__ __forceinline__ uint32_t scores_at(uint32_t buffer, int slot) const {
     return buffers_ + (buffer * others + slot) * score_bytes + thread() * 16;
   }
   __device__ __forceinline__ uint32_t weights_at(uint32_t buffer, int slot) const {
-    return buffers_ + others * 2 * score_bytes + (buffer * others + slot) * weight_bytes +
-           thread() * 16;
+    return buffers_ + weights + (buffer * others + slot) * weight_bytes + thread() * 16;
   }
   static __device__ __forceinline__ uint32_t row_offset() {
     return (thread() / 32 * 16 + thread() % 32 / 4) * 4;
@@ -172,7 +210,7 @@ class SliceExchange {
     return buffers_ + sums + slot * row_bytes + row_offset();
   }
   __device__ __forceinline__ uint32_t own_weights_at(uint32_t step) const {
-    return buffers_ + own_weights + step % Lag * weight_bytes + thread() * 16;
+    return buffers_ + own_weights + step % own_sets * weight_bytes + thread() * 16;
   }
 
   // To addresses in another block.

@@ -35,8 +35,11 @@ struct Config {
 
   static constexpr int keys = block_n % 32 == 0 && block_n > 64 ? 32 : 16;  // of a block, in a step
   static constexpr int ranks = block_n / keys;  // thread blocks of a cluster
-  static constexpr int key_box = block_n;       // keys that one copy brings
-  static constexpr int keys_per_chunk = keys;   // and values
+  // Whether a step's keys come from those of the block itself on, as its values do: the scores that
+  // it keeps then are always the same registers. Costs as many copies as there are blocks.
+  static constexpr bool own_first = keys > 16;
+  static constexpr int key_box = own_first ? keys : block_n;  // keys that one copy brings
+  static constexpr int keys_per_chunk = keys;                 // and values
 
   // Of weights, 16 keys each.
   static constexpr int squares = block_n / 16, own_squares = keys / 16;
@@ -89,14 +92,14 @@ struct Config {
   static constexpr bool whole = head_dim % (64 * ranks) == 0;
   static constexpr int query_box_groups = whole ? key_groups : 0;
   static constexpr int key_box_groups =
-      whole && key_groups % groups_per_chunk == 0 ? groups_per_chunk : 0;
+      whole && !own_first && key_groups % groups_per_chunk == 0 ? groups_per_chunk : 0;
   static constexpr int value_box_groups = columns % 64 == 0 ? value_groups : 0;
 
   using Element = typename ElementOf<dtype>::type;
   using Mask = KeyMask<causal, mask>;
   using Ring = ChunkRing<Params::stages, stage_bytes>;
   using Queue = TileQueue<block_m, Params::heads>;
-  using Exchange = SliceExchange<ranks, own_squares, lag, early != 2>;
+  using Exchange = SliceExchange<ranks, own_squares, lag, early != 2, own_first>;
   static constexpr int smem_bytes =
       kConsumers * (query_bytes + Exchange::bytes + Exchange::barrier_bytes) + Ring::bytes +
       Ring::barrier_bytes + 2 * kConsumers * kMbarrierBytes;

@@ -60,9 +60,13 @@ class Producer {
   template <int Groups>
   __device__ __forceinline__ void load_key_chunk(int column, int step) {
     ring_.write(Groups * C::key_group_bytes, [&](uint32_t target, uint32_t full) {
-      load_groups<Groups, C::key_box_groups, C::key_group_bytes>(
-          target, mapped_.k, full, rank_ * C::slice + column, step * C::block_n, at_.head_kv,
-          at_.batch);
+#pragma unroll 1
+      for (int first = 0; first < C::block_n; first += C::key_box) {
+        const int own = C::own_first ? rank_ * C::keys : 0;
+        load_groups<Groups, C::key_box_groups, C::key_group_bytes>(
+            target + first * kSwizzledRowBytes, mapped_.k, full, rank_ * C::slice + column,
+            step * C::block_n + (own + first) % C::block_n, at_.head_kv, at_.batch);
+      }
     });
   }
 

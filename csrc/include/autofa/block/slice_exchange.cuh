@@ -27,7 +27,7 @@ namespace autofa {
 
 // Of 64 rows, among `Ranks` blocks of `Squares` times 16 keys each. What comes from the block s + 1
 // ranks further on, modulo Ranks, lies in slot s.
-template <int Ranks, int Squares, int Lag, bool Late>
+template <int Ranks, int Squares, int Lag, bool Late, bool OwnFirst>
 class SliceExchange {
   static constexpr int others = Ranks - 1, tiles = 2 * Squares;
   static constexpr int piece_bytes = kWarpgroupThreads * 16;  // that one store of all threads moves
@@ -65,18 +65,25 @@ class SliceExchange {
     expect(sums_full(), others * row_bytes);
   }
 
-  // Sends each other block the scores of its keys, and keeps those of this one in `own`.
+  // Sends each other block the scores of its keys, and keeps those of this one in `own`. They lie
+  // by rank, or with OwnFirst from this block's on.
   __device__ __forceinline__ void send_scores(uint32_t step,
                                               const float (&scores)[tiles * Ranks][4],
                                               float (&own)[tiles][4]) const {
     const uint32_t buffer = (begun_ + step) % score_sets;
+    // 0, but not to the compiler: a plain copy it may put off until the next scores are under way
+    // in these registers, and then wait for each product.
+    const uint32_t none = static_cast<uint32_t>(rank_) / 16;
 #pragma unroll
-    for (int rank = 0; rank < Ranks; ++rank) {
-      if (rank == rank_) {
+    for (int part = 0; part < Ranks; ++part) {
+      const int rank = OwnFirst ? (rank_ + part) % Ranks : part;
+      if (OwnFirst ? part == 0 : rank == rank_) {
 #pragma unroll
         for (int n = 0; n < tiles; ++n) {
 #pragma unroll
-          for (int i = 0; i < 4; ++i) own[n][i] = scores[tiles * rank + n][i];
+          for (int i = 0; i < 4; ++i) {
+            own[n][i] = __uint_as_float(__float_as_uint(scores[tiles * part + n][i]) ^ none);
+          }
         }
         continue;
       }
@@ -84,7 +91,7 @@ class SliceExchange {
       const uint32_t full = map_to_rank(scores_full(buffer), rank);
 #pragma unroll
       for (int n = 0; n < tiles; ++n) {
-        const float (&tile)[4] = scores[tiles * rank + n];
+        const float (&tile)[4] = scores[tiles * part + n];
         const uint32_t words[4] = {__float_as_uint(tile[0]), __float_as_uint(tile[1]),
                                    __float_as_uint(tile[2]), __float_as_uint(tile[3])};
         store_async_16(target + n * piece_bytes, words, full);

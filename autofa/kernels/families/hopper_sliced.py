@@ -73,10 +73,11 @@ def _stages(p: Params, problem: Problem, limits: Limits) -> int:
 
 
 def _groups_fit(p: Params, problem: Problem) -> bool:
-    """The slice's groups in as few chunks as can be of so many, which the ring must hold."""
+    """The slice's groups in as few chunks as can be of so many; 96 keys need twice as many."""
     groups = hopper.groups(_slice(p, problem))
-    most = 4 if _keys(p) > 16 else 2
-    return p.key_groups <= groups and -(-groups // int(p.key_groups)) <= most
+    wide = p.block_n == 96
+    chunks = -(-groups // int(p.key_groups))
+    return p.key_groups <= (2 if wide else groups) and chunks <= (4 if wide else 2)
 
 
 def _default(problem: Problem, limits: Limits) -> dict[str, Value]:
@@ -115,7 +116,7 @@ FAMILY = KernelFamily(
             "early",
             (0, 1, 2),
             "e{}",
-            about="1: softmax beside the first chunk of values, else the last; 2: scores sent first",
+            about="1: softmax beside the first chunk of values, else the last; 2: scores go first",
         ),
         Param("lag", (0, 1, 2), "l{}", about="steps between weights and their use"),
         hopper.heads(),
@@ -132,18 +133,25 @@ FAMILY = KernelFamily(
         hopper.heads_in_turn(),
         Constraint(
             "chunk size",
-            "a slice of keys comes in one or two chunks",
+            "a slice of keys comes in one or two chunks, of 96 keys in up to four",
             lambda p, problem, limits: _groups_fit(p, problem),
         ),
         Constraint(
             "one chunk of values",
-            "of three blocks and 48 keys it is the first and the last",
-            lambda p, problem, limits: p.early != 1 or p.block_n != 48,
+            "of 48 keys it is the first and the last",
+            lambda p, problem, limits: (
+                p.block_n != 48 or p.early == 0 or (p.early == 2 and p.lag > 0)
+            ),
         ),
         Constraint(
             "softmax beside the keys",
             "without a lag it is not beside any chunk of values",
             lambda p, problem, limits: p.early != 1 or p.lag > 0,
+        ),
+        Constraint(
+            "registers",
+            "weights of 96 keys are not kept for two steps",
+            lambda p, problem, limits: p.block_n != 96 or p.lag < 2,
         ),
         mma.shared_memory(_smem_bytes),
         hopper.no_idle_memory(_stages),

@@ -28,13 +28,13 @@ struct Config {
   static constexpr int block_n = Params::block_n;
   static constexpr int columns_v = Params::columns_v;  // the value head dim, filled up
   static constexpr int groups_per_chunk = Params::key_groups;
-  // 1: the softmax goes beside the first chunk of values, else beside the last. 2: the scores of
-  // later steps are sent as soon as they are there, else after it.
+  // 1: the softmax goes beside the first chunk of values, else beside the last. 2: the scores of a
+  // later step are sent before it, else after it.
   static constexpr int early = Params::early;
   static constexpr int lag = Params::lag;  // steps between weights and their use
 
-  static constexpr int keys = block_n % 32 == 0 && block_n > 64 ? 32 : 16;  // of a block, in a step
-  static constexpr int ranks = block_n / keys;  // thread blocks of a cluster
+  static constexpr int keys = block_n == 96 ? 32 : 16;  // of a step, that a block weighs
+  static constexpr int ranks = block_n / keys;          // thread blocks of a cluster
   // Whether a step's keys come from those of the block itself on, as its values do: the scores that
   // it keeps then are always the same registers. Costs as many copies as there are blocks.
   static constexpr bool own_first = keys > 16;
@@ -71,8 +71,8 @@ struct Config {
   static constexpr int keys_under_way =
       lag == 0 ? key_chunks : std::min(key_chunks, groups_per_chunk == 1 ? 2 : 1);
   static constexpr int values_under_way = value_chunks > 2 ? 2 : 1;
-  // Chunks of values beside which other work is done: the first one with as many under way, and what
-  // the softmax takes.
+  // Chunks of values beside which the rest is done: the first with as many under way, and that of
+  // the softmax.
   static constexpr int first_free = values_under_way - 1;
   static constexpr int softmax_chunk = early == 1 ? first_free : value_chunks - 1;
   static_assert(Params::stages > keys_under_way && Params::stages > values_under_way,

@@ -2,9 +2,10 @@
 // the cluster's other blocks, with its slice's share of the scores, its keys' weights and its
 // columns of the output in registers.
 //
-// A step takes 16 keys for each block. Its weights are sent `lag` steps before its output is
+// A step takes 16 or 32 keys for each block. Its weights are sent `lag` steps before its output is
 // multiplied out, and its scores one more, so that what comes from the others has the products of
-// those steps to arrive in.
+// those steps to arrive in. Without a lag, a step's weights are worked out beside the scores of the
+// next: its scores arrive during the values of the step before, its weights during those keys.
 #pragma once
 
 #include "autofa/block/chunk_products.cuh"
@@ -340,10 +341,11 @@ class Consumer {
   float scores_[C::block_n / 8][4];
   float own_scores_[1][2 * C::own_squares][4];
   float later_scores_[2 * C::own_squares][4];  // of the step after, where both are there at once
-  float used_[C::lag > 0 ? C::lag : 1][2];  // this block's shifts of weights that were sent and are not yet used
+  // This block's shifts of weights that were sent and are not yet used.
+  float used_[C::lag > 0 ? C::lag : 1][2];
   float out_[C::columns / 8][4];
-  uint32_t weights_[C::squares]
-                   [4];  // of the step's keys, rounded, in squares of 16: this block's first
+  // Of the step's keys, rounded, in squares of 16: this block's first.
+  uint32_t weights_[C::squares][4];
 };
 
 }  // namespace autofa::hopper_sliced

@@ -1,7 +1,7 @@
 // FlashAttention on Hopper's wgmma and TMA for head dims beyond 512: the three or four thread
 // blocks of a cluster own 128 query rows together, and each a slice of the head dim, of which it
-// multiplies out its share of the scores and its columns of the output. The shares of 16 keys'
-// scores meet in one block, and their weights go from there to all.
+// multiplies out its share of the scores and its columns of the output. The shares of 16 or 32
+// keys' scores meet in one block, and their weights go from there to all.
 //
 // What the blocks send each other, more than the products, is what a step takes: on an H200, of
 // four blocks, as long at a head dim of 576 as at 1024. Three send 16 KB for 64 keys of a

@@ -15,7 +15,6 @@
 // that tile, from others who had read the ones of this.
 #pragma once
 
-
 #include <cstdint>
 
 #include "autofa/arch/cluster.cuh"

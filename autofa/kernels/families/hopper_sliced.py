@@ -1,16 +1,25 @@
 """`hopper.sliced`: FlashAttention on wgmma and TMA for head dims of 513 to 1024 on sm_90a.
 
-On an H200, bf16 and 1,8,8192, with clusters of four thread blocks and the softmax beside the last
-chunk of values of the step before (`e0-l1`), it reached 455 TFLOPS at 1024, 0.58 of a matmul in the
-same run, and 363 causal, 0.46. With weights two steps ahead of their use it was 372 dense, with the
-softmax beside the first chunk 356, with both 363. A call took as long at 576 and nearly as long at
-768, 256 and 307 TFLOPS: what blocks send each other decides, not the products.
+Three thread blocks, up to 768, take steps of 96 keys, whose weights are sent at once, or of 48, for
+which they are sent a step ahead; four take 64. In one run on an H200, bf16 and 1,8,8192, as shares
+of a matmul of 8192^3 (plain SDPA had 0.16 to 0.18):
 
-Clusters of three, the default up to 768, reached 297 to 336 at 576, 308 to 371 at 640 and 330 to
-382 at 768 (0.39 to 0.49), and 310 at 640 causal: up to 640 `hopper.cluster_split_d` is faster. Four
-had 386 to 487 at 1024 (0.54 to 0.63), the more the cooler the GPU. Halves of the head dim times
-halves of the keys, with steps of 128 keys, were tried: 260, 308, 368 and, at 1024, 382 where slices
-had 418.
+| head dim | keys | e0 | e1 |
+|---|---|---|---|
+| 768 | 96 | 0.59 (466 TFLOPS) | 0.57 |
+| 768 | 48 | 0.51 | 0.54 |
+| 768 causal, 8 heads in turn | 96 | 0.50 | 0.49 |
+| 768 causal, 8 heads in turn | 48 | 0.47 | 0.51 (402 TFLOPS) |
+| 1024 | 64 | 0.60 (468 TFLOPS) | 0.53 |
+
+At 1024 other runs had 0.54 to 0.63, the more the cooler the GPU. What blocks send each other
+decides, not the products: of four a call took as long at 576 as at 1024.
+
+What was tried and lost in that run: 48 keys weighed at once (0.48 dense, 0.48 causal) or two
+steps ahead (0.54, 0.49), 64 at once (0.54), 96 with their weights a step ahead (0.29) or two groups
+a chunk (0.48). In earlier runs: the softmax beside the first chunk of values, 64 keys two steps
+ahead, and halves of the head dim times halves of the keys, with steps of 128 keys. Up to 640
+`hopper.cluster_split_d` was faster than steps of 48 keys; those of 96 are not yet compared with it.
 
 The family never answers unmeasured: only `tune` can choose it, which checks each variant that it
 times.
@@ -29,9 +38,14 @@ _COLUMNS = 256  # at most, of a slice: one product's
 _VALUE_COLUMNS = (576, 640, 672, 768, 896, 1024)  # of three blocks and of four
 
 
+def _wide(p: Params) -> bool:
+    """Whether a step is long enough to need its weights only once they are worked out."""
+    return int(p.block_n) == 96
+
+
 def _keys(p: Params) -> int:
     """Of a step, in one block: those whose weights it works out."""
-    return 32 if p.block_n > 64 else 16
+    return 32 if _wide(p) else 16
 
 
 def _ranks(p: Params) -> int:
@@ -45,21 +59,20 @@ def _slice(p: Params, problem: Problem) -> int:
 
 
 def _stage_bytes(p: Params) -> int:
-    keys = 32 if _ranks(p) % 2 == 0 or p.block_n > 64 else int(p.block_n)
+    keys = 32 if _ranks(p) % 2 == 0 or _wide(p) else int(p.block_n)
     values = keys * hopper.groups(int(p.columns_v) // _ranks(p))
     return hopper.ROW_BYTES * max(int(p.block_n) * int(p.key_groups), values)
 
 
 def _fixed_bytes(p: Params, problem: Problem) -> int:
-    """For each warpgroup its queries; of each other block some buffers for scores, for weights
-    and row maxima, and its row sums; its own weights; and the barriers of them all."""
+    """For each warpgroup its queries; of each other block one or two buffers for scores, for
+    weights and row maxima, and its row sums; its own weights; and the barriers of them all."""
     queries = 64 * hopper.ROW_BYTES * hopper.groups(_slice(p, problem))
     scores, weights, rows = 64 * _keys(p) * 4, 64 * _keys(p) * 2, 64 * 4
-    sets = int(p.lag) + 1
-    score_sets = 2 if p.early < 2 and p.lag > 0 else sets
-    others = score_sets * scores + sets * (weights + rows) + rows
-    exchange = (_ranks(p) - 1) * others + int(p.lag) * weights
-    return 2 * (queries + exchange + (3 + score_sets + sets) * hopper.BARRIER_BYTES)
+    lag = 0 if _wide(p) else 1
+    others = (lag + 1) * (scores + weights + rows) + rows
+    exchange = (_ranks(p) - 1) * others + lag * weights
+    return 2 * (queries + exchange + (3 + 2 * (lag + 1)) * hopper.BARRIER_BYTES)
 
 
 def _smem_bytes(p: Params, problem: Problem) -> int:
@@ -73,27 +86,26 @@ def _stages(p: Params, problem: Problem, limits: Limits) -> int:
 
 
 def _groups_fit(p: Params, problem: Problem) -> bool:
-    """The slice's groups in as few chunks as can be of so many; 96 keys need twice as many."""
+    if _wide(p):
+        return int(p.key_groups) == 1
     groups = hopper.groups(_slice(p, problem))
-    wide = p.block_n == 96
-    chunks = -(-groups // int(p.key_groups))
-    return p.key_groups <= (2 if wide else groups) and chunks <= (4 if wide else 2)
+    return groups <= 2 * int(p.key_groups) <= 2 * groups
 
 
 def _default(problem: Problem, limits: Limits) -> dict[str, Value]:
     """Few blocks in a cluster: they send each other less, and more of them find an SM."""
     ranks = 3 if max(problem.head_dim, problem.head_dim_v) <= 3 * _COLUMNS else 4
+    narrow = ranks == 3 and problem.causal
     p = Params(
         block_m=128,
-        block_n=16 * ranks,
+        block_n=64 if ranks == 4 else 48 if narrow else 96,
         columns_v=mma.columns(problem.head_dim_v, 32 * ranks),
-        key_groups=2,
+        key_groups=2 if ranks == 4 else 1,
         stages=0,
-        early=0,
-        lag=1,
+        early=int(narrow),
         heads=hopper.default_heads(problem),
     )
-    if ranks == 3:
+    if narrow:
         p.key_groups = hopper.groups(_slice(p, problem))
     p.stages = _stages(p, problem, limits)
     return dict(vars(p))
@@ -114,11 +126,10 @@ FAMILY = KernelFamily(
         hopper.stages(_STAGES),
         Param(
             "early",
-            (0, 1, 2),
+            (0, 1),
             "e{}",
-            about="1: softmax beside the first chunk of values, else the last; 2: scores go first",
+            about="1: scores are sent as soon as they are there, else beside the last values",
         ),
-        Param("lag", (0, 1, 2), "l{}", about="steps between weights and their use"),
         hopper.heads(),
     ),
     constraints=(
@@ -133,25 +144,8 @@ FAMILY = KernelFamily(
         hopper.heads_in_turn(),
         Constraint(
             "chunk size",
-            "a slice of keys comes in one or two chunks, of 96 keys in up to four",
+            "a slice of keys comes in one or two chunks, of 96 keys in one for each group",
             lambda p, problem, limits: _groups_fit(p, problem),
-        ),
-        Constraint(
-            "one chunk of values",
-            "of 48 keys it is the first and the last",
-            lambda p, problem, limits: (
-                p.block_n != 48 or p.early == 0 or (p.early == 2 and p.lag > 0)
-            ),
-        ),
-        Constraint(
-            "softmax beside the keys",
-            "without a lag it is not beside any chunk of values",
-            lambda p, problem, limits: p.early != 1 or p.lag > 0,
-        ),
-        Constraint(
-            "registers",
-            "weights of 96 keys are not kept for two steps",
-            lambda p, problem, limits: p.block_n != 96 or p.lag < 2,
         ),
         mma.shared_memory(_smem_bytes),
         hopper.no_idle_memory(_stages),

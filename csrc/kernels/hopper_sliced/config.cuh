@@ -28,22 +28,22 @@ struct Config {
   static constexpr int block_n = Params::block_n;
   static constexpr int columns_v = Params::columns_v;  // the value head dim, filled up
   static constexpr int groups_per_chunk = Params::key_groups;
-  // 1: the softmax goes beside the first chunk of values, else beside the last. 2: the scores of a
-  // later step are sent before it, else after it.
-  static constexpr int early = Params::early;
-  static constexpr int lag = Params::lag;  // steps between weights and their use
+  static constexpr bool early = Params::early;  // send scores as soon as they are there
 
-  static constexpr int keys = block_n == 96 ? 32 : 16;  // of a step, that a block weighs
-  static constexpr int ranks = block_n / keys;          // thread blocks of a cluster
+  static constexpr bool wide = block_n == 96;
+  static constexpr int keys = wide ? 32 : 16;   // of a step, that a block weighs
+  static constexpr int ranks = block_n / keys;  // thread blocks of a cluster
+  static constexpr int lag = wide ? 0 : 1;      // steps between weights and their use
+  static constexpr int ahead = lag + 1;         // and between scores and theirs
   // Whether a step's keys come from those of the block itself on, as its values do: the scores that
   // it keeps then are always the same registers. Costs as many copies as there are blocks.
-  static constexpr bool own_first = keys > 16;
+  static constexpr bool own_first = wide;
   static constexpr int key_box = own_first ? keys : block_n;  // keys that one copy brings
   static constexpr int keys_per_chunk = keys;                 // and values
 
   // Of weights, 16 keys each.
   static constexpr int squares = block_n / 16, own_squares = keys / 16;
-  static constexpr int squares_per_chunk = keys > 16 || ranks % 2 == 0 ? 2 : ranks;
+  static constexpr int squares_per_chunk = wide || ranks % 2 == 0 ? 2 : ranks;
 
   static constexpr int threads = kWarpgroupThreads * (kConsumers + 1);
 
@@ -68,21 +68,18 @@ struct Config {
   static constexpr int value_chunks = squares / squares_per_chunk;
   // Left under way once all of their kind are issued. Without a lag the weights come and go beside
   // the keys, which must last for that.
-  static constexpr int keys_under_way =
-      lag == 0 ? key_chunks : std::min(key_chunks, groups_per_chunk == 1 ? 2 : 1);
+  static constexpr int keys_under_way = lag == 0 ? key_chunks : 1;
   static constexpr int values_under_way = value_chunks > 2 ? 2 : 1;
-  // Chunks of values beside which the rest is done: the first with as many under way, and that of
-  // the softmax.
-  static constexpr int first_free = values_under_way - 1;
-  static constexpr int softmax_chunk = early == 1 ? first_free : value_chunks - 1;
+  // The chunk of values beside which scores are sent.
+  static constexpr int sending_chunk = (early ? values_under_way : value_chunks) - 1;
   static_assert(Params::stages > keys_under_way && Params::stages > values_under_way,
                 "a chunk is free only once it is no longer under way");
 
   static constexpr int query_group_bytes = 64 * kSwizzledRowBytes;
   static constexpr int key_group_bytes = block_n * kSwizzledRowBytes;
   static constexpr int value_group_bytes = keys * kSwizzledRowBytes;
-  static constexpr int part_bytes = value_groups * value_group_bytes;  // of one block's keys
-  static constexpr int square_bytes = keys > 16 ? kK16BytesAcross : part_bytes;  // to the next
+  static constexpr int part_bytes = value_groups * value_group_bytes;       // of one block's keys
+  static constexpr int square_bytes = wide ? kK16BytesAcross : part_bytes;  // to the next
   static constexpr int parts_per_chunk = squares_per_chunk / own_squares;
   static constexpr int query_bytes = key_groups * query_group_bytes;  // of one warpgroup
   static constexpr int stage_bytes =
@@ -99,7 +96,7 @@ struct Config {
   using Mask = KeyMask<causal, mask>;
   using Ring = ChunkRing<Params::stages, stage_bytes>;
   using Queue = TileQueue<block_m, Params::heads>;
-  using Exchange = SliceExchange<ranks, own_squares, lag, early != 2, own_first>;
+  using Exchange = SliceExchange<ranks, own_squares, lag, own_first>;
   static constexpr int smem_bytes =
       kConsumers * (query_bytes + Exchange::bytes + Exchange::barrier_bytes) + Ring::bytes +
       Ring::barrier_bytes + 2 * kConsumers * kMbarrierBytes;

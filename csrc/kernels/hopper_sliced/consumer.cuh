@@ -2,10 +2,10 @@
 // the cluster's other blocks, with its slice's share of the scores, its keys' weights and its
 // columns of the output in registers.
 //
-// A step takes 16 or 32 keys for each block. Its weights are sent `lag` steps before its output is
-// multiplied out, and its scores one more, so that what comes from the others has the products of
-// those steps to arrive in. Without a lag, a step's weights are worked out beside the scores of the
-// next: its scores arrive during the values of the step before, its weights during those keys.
+// Of 16 keys for each block, the weights are sent a step before its output is multiplied out, and
+// the scores two, so that what comes from the others has the products of a step to arrive in. Of 32
+// keys the products are long enough to have the scores arrive during the values of the step before,
+// and the weights, worked out beside the scores of the next step, during those.
 #pragma once
 
 #include "autofa/block/chunk_products.cuh"
@@ -21,9 +21,9 @@ namespace autofa::hopper_sliced {
 template <class C>
 class Consumer {
   using Element = typename C::Element;
-  static constexpr int ahead = C::lag + 1;  // steps between scores and their use
+  static constexpr int ahead = C::ahead;
   // Whether scores are sent while those of the step before are yet to be weighed.
-  static constexpr bool keeps_two = C::early == 2 && C::lag > 0;
+  static constexpr bool keeps_two = C::early && C::lag > 0;
 
  public:
   __device__ __forceinline__ Consumer(const MappedCall& mapped, const Memory<C>& memory, int index,
@@ -92,7 +92,6 @@ class Consumer {
     if (tiles.end < ahead) {
       ring_.skip((min(loaded, ahead) - tiles.end) * C::key_chunks);
       weigh(softmax, mask, tiles, row, tiles.end - 1);
-      if (tiles.end < C::lag) used_next();
     }
 
     int at = 0;
@@ -129,13 +128,11 @@ class Consumer {
       } else if constexpr (chunk >= C::values_under_way) {
         ring_.release();
       }
-      if constexpr (C::early == 2 && chunk == C::first_free) send_scores(step + ahead);
-      if constexpr (C::lag > 0 && chunk == C::softmax_chunk) {
+      if constexpr (C::early && chunk == C::sending_chunk) send_scores(step + ahead);
+      if constexpr (C::lag > 0 && chunk == C::value_chunks - 1) {
         weigh(softmax, mask, tiles, row, step + C::lag);
       }
-      if constexpr (C::early != 2 && chunk == C::softmax_chunk) {
-        send_scores(step + ahead);
-      }
+      if constexpr (!C::early && chunk == C::sending_chunk) send_scores(step + ahead);
     });
     if constexpr (keeps_two) {
 #pragma unroll
@@ -165,12 +162,8 @@ class Consumer {
       wgmma_wait<0>();
       ring_.release();
     });
-    if constexpr (C::lag > 0) {
-      if (step + C::lag < tiles.end) {
-        weigh(softmax, mask, tiles, row, step + C::lag);
-      } else {
-        used_next();
-      }
+    if (C::lag > 0 && step + C::lag < tiles.end) {
+      weigh(softmax, mask, tiles, row, step + C::lag);
     }
   }
 
@@ -233,18 +226,7 @@ class Consumer {
         for (int i = 0; i < 4; ++i) weights_[k][i] = words[k][i];
       }
     } else {
-      exchange_.keep_weights(step, words);
-      used_next();
-      used_[C::lag - 1][0] = softmax.own_shift(0);
-      used_[C::lag - 1][1] = softmax.own_shift(1);
-    }
-  }
-
-  // The shifts of this block's weights of the step that is next to be used.
-  __device__ __forceinline__ void used_next() {
-    if constexpr (C::lag == 2) {
-      used_[0][0] = used_[1][0];
-      used_[0][1] = used_[1][1];
+      exchange_.keep_weights(words);
     }
   }
 
@@ -253,20 +235,14 @@ class Consumer {
   __device__ __forceinline__ void receive(PairSoftmax& softmax, int step) {
     typename C::Exchange::Rows shifts;
     exchange_.receive_weights(step, weights_, shifts);
-    float top[2] = {shifts.of[0][0], shifts.of[0][1]}, low[2] = {top[0], top[1]};
+    float top[2] = {shifts.of[0][0], shifts.of[0][1]};
 #pragma unroll
     for (int slot = 1; slot < C::ranks - 1; ++slot) {
       top[0] = fmaxf(top[0], shifts.of[slot][0]);
       top[1] = fmaxf(top[1], shifts.of[slot][1]);
-      low[0] = fminf(low[0], shifts.of[slot][0]);
-      low[1] = fminf(low[1], shifts.of[slot][1]);
     }
     PairSoftmax::Factors factors;
-    if constexpr (C::lag < 2) {
-      if (!softmax.join(top, factors)) return;
-    } else {
-      if (!softmax.join_late(low, top, used_[0], factors)) return;
-    }
+    if (!softmax.join(top, factors)) return;
     wgmma_landed(out_);
 #pragma unroll
     for (int n = 0; n < C::columns / 8; ++n) {
@@ -341,8 +317,6 @@ class Consumer {
   float scores_[C::block_n / 8][4];
   float own_scores_[1][2 * C::own_squares][4];
   float later_scores_[2 * C::own_squares][4];  // of the step after, where both are there at once
-  // This block's shifts of weights that were sent and are not yet used.
-  float used_[C::lag > 0 ? C::lag : 1][2];
   float out_[C::columns / 8][4];
   // Of the step's keys, rounded, in squares of 16: this block's first.
   uint32_t weights_[C::squares][4];

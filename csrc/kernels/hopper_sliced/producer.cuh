@@ -26,8 +26,8 @@ class Producer {
       if (tiles.end == 0) continue;
       load_queries();
 #pragma unroll 1
-      for (int step = -1 - C::lag; step < tiles.end; ++step) {
-        if (step + 1 + C::lag < tiles.end) load_keys(step + 1 + C::lag);
+      for (int step = -C::ahead; step < tiles.end; ++step) {
+        if (step + C::ahead < tiles.end) load_keys(step + C::ahead);
         if (step >= 0) load_values(step);
       }
     }

@@ -3,14 +3,12 @@
 // others; then weights of its own keys, as they lie in its registers, which are the operands of the
 // others' products as they are; and row sums.
 //
-// Weights are sent `Lag` steps before they are used, and the scores one step before that. Buffers
-// take turns, and nothing says that one is free:
+// Weights are sent `Lag` steps, 0 or 1, before they are used, and the scores one step before that.
+// Of both there are Lag + 1 buffers, which take turns, and nothing says that one is free:
 // - Who sends the weights of step j + Lag has got the scores of that step, from others who had read
-//   the weights of step j - 1: of weights there are Lag + 1.
+//   the weights of step j - 1.
 // - Who sends the scores of step j + 1 + Lag has got the weights of step j, from others who had
-//   read the scores of step j: of scores Lag + 1 are enough.
-// - Who is `Late`, and sends scores only after the next weights, has got the scores of the step
-//   before from all others, who had read the ones before those: two are enough.
+//   read the scores of step j.
 // Row sums, which end a tile, have one buffer: who sends those of the next tile has got scores of
 // that tile, from others who had read the ones of this.
 #pragma once
@@ -26,22 +24,21 @@ namespace autofa {
 
 // Of 64 rows, among `Ranks` blocks of `Squares` times 16 keys each. What comes from the block s + 1
 // ranks further on, modulo Ranks, lies in slot s.
-template <int Ranks, int Squares, int Lag, bool Late, bool OwnFirst>
+template <int Ranks, int Squares, int Lag, bool OwnFirst>
 class SliceExchange {
   static constexpr int others = Ranks - 1, tiles = 2 * Squares;
   static constexpr int piece_bytes = kWarpgroupThreads * 16;  // that one store of all threads moves
   static constexpr int score_bytes = tiles * piece_bytes, weight_bytes = Squares * piece_bytes;
   static constexpr int row_bytes = 64 * 4;
-  static constexpr int score_sets = Late && Lag > 0 ? 2 : Lag + 1, weight_sets = Lag + 1;
-  static constexpr int weights = others * score_sets * score_bytes;
-  static constexpr int shifts = weights + others * weight_sets * weight_bytes;
-  static constexpr int sums = shifts + others * weight_sets * row_bytes;
+  static constexpr int sets = Lag + 1;
+  static constexpr int weights = others * sets * score_bytes;
+  static constexpr int shifts = weights + others * sets * weight_bytes;
+  static constexpr int sums = shifts + others * sets * row_bytes;
   static constexpr int own_weights = sums + others * row_bytes;
 
  public:
   static constexpr int bytes = own_weights + Lag * weight_bytes;
-  static constexpr int own_sets = Lag > 0 ? Lag : 1;  // unused without a lag
-  static constexpr int barrier_count = score_sets + weight_sets + 1;
+  static constexpr int barrier_count = 2 * sets + 1;
   static constexpr int barrier_bytes = barrier_count * kMbarrierBytes;
 
   // Of a step, by slot, with two floats of row lane / 4 and lane / 4 + 8 of each warp's 16.
@@ -57,8 +54,8 @@ class SliceExchange {
   // Buffers and barriers lie at the same place in all blocks; `rank` is this one's.
   __device__ __forceinline__ SliceExchange(uint32_t buffers, uint32_t barriers, int rank)
       : buffers_(buffers), barriers_(barriers), rank_(rank) {
-    for (uint32_t i = 0; i < score_sets; ++i) expect(scores_full(i), others * score_bytes);
-    for (uint32_t i = 0; i < weight_sets; ++i) {
+    for (uint32_t i = 0; i < sets; ++i) {
+      expect(scores_full(i), others * score_bytes);
       expect(weights_full(i), others * (weight_bytes + row_bytes));
     }
     expect(sums_full(), others * row_bytes);
@@ -69,7 +66,7 @@ class SliceExchange {
   __device__ __forceinline__ void send_scores(uint32_t step,
                                               const float (&scores)[tiles * Ranks][4],
                                               float (&own)[tiles][4]) const {
-    const uint32_t buffer = (begun_ + step) % score_sets;
+    const uint32_t buffer = (begun_ + step) % sets;
     // 0, but not to the compiler: a plain copy it may put off until the next scores are under way
     // in these registers, and then wait for each product.
     const uint32_t none = static_cast<uint32_t>(rank_) / 16;
@@ -100,8 +97,8 @@ class SliceExchange {
 
   // Adds what the others have for this block's keys.
   __device__ __forceinline__ void add_scores(uint32_t step, float (&own)[tiles][4]) const {
-    const uint32_t message = begun_ + step, buffer = message % score_sets;
-    mbarrier_wait_cluster(scores_full(buffer), message / score_sets % 2);
+    const uint32_t message = begun_ + step, buffer = message % sets;
+    mbarrier_wait_cluster(scores_full(buffer), message / sets % 2);
 #pragma unroll
     for (int slot = 0; slot < others; ++slot) {
 #pragma unroll
@@ -119,7 +116,7 @@ class SliceExchange {
   template <int Count>
   __device__ __forceinline__ void send_weights(uint32_t step, const uint32_t (&weights)[Count][4],
                                                float first, float second) const {
-    const uint32_t buffer = (begun_ + step) % weight_sets;
+    const uint32_t buffer = (begun_ + step) % sets;
     for_each_other([&](int rank, int slot) {
       const uint32_t full = map_to_rank(weights_full(buffer), rank);
       const uint32_t target = map_to_rank(weights_at(buffer, slot), rank);
@@ -130,11 +127,10 @@ class SliceExchange {
   }
 
   // Puts this block's weights down until they are used, where that is in a later step.
-  __device__ __forceinline__ void keep_weights(uint32_t step,
-                                               const uint32_t (&weights)[Squares][4]) const {
+  __device__ __forceinline__ void keep_weights(const uint32_t (&weights)[Squares][4]) const {
 #pragma unroll
     for (int k = 0; k < Squares; ++k) {
-      store_shared_16(own_weights_at(step) + k * piece_bytes, weights[k]);
+      store_shared_16(own_weights_at() + k * piece_bytes, weights[k]);
     }
   }
 
@@ -143,14 +139,14 @@ class SliceExchange {
   __device__ __forceinline__ void receive_weights(uint32_t step,
                                                   uint32_t (&weights)[Ranks * Squares][4],
                                                   Rows& shifts) const {
-    const uint32_t message = begun_ + step, buffer = message % weight_sets;
+    const uint32_t message = begun_ + step, buffer = message % sets;
     if constexpr (Lag > 0) {
 #pragma unroll
       for (int k = 0; k < Squares; ++k) {
-        load_shared_16(weights[k], own_weights_at(step) + k * piece_bytes);
+        load_shared_16(weights[k], own_weights_at() + k * piece_bytes);
       }
     }
-    mbarrier_wait_cluster(weights_full(buffer), message / weight_sets % 2);
+    mbarrier_wait_cluster(weights_full(buffer), message / sets % 2);
 #pragma unroll
     for (int slot = 0; slot < others; ++slot) {
 #pragma unroll
@@ -194,10 +190,10 @@ class SliceExchange {
     return barriers_ + buffer * kMbarrierBytes;
   }
   __device__ __forceinline__ uint32_t weights_full(uint32_t buffer) const {
-    return barriers_ + (score_sets + buffer) * kMbarrierBytes;
+    return barriers_ + (sets + buffer) * kMbarrierBytes;
   }
   __device__ __forceinline__ uint32_t sums_full() const {
-    return barriers_ + (score_sets + weight_sets) * kMbarrierBytes;
+    return barriers_ + 2 * sets * kMbarrierBytes;
   }
 
   __device__ __forceinline__ uint32_t scores_at(uint32_t buffer, int slot) const {
@@ -215,8 +211,8 @@ class SliceExchange {
   __device__ __forceinline__ uint32_t sums_at(int slot) const {
     return buffers_ + sums + slot * row_bytes + row_offset();
   }
-  __device__ __forceinline__ uint32_t own_weights_at(uint32_t step) const {
-    return buffers_ + own_weights + step % own_sets * weight_bytes + thread() * 16;
+  __device__ __forceinline__ uint32_t own_weights_at() const {
+    return buffers_ + own_weights + thread() * 16;
   }
 
   // To addresses in another block.

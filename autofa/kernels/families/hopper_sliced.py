@@ -12,8 +12,9 @@ of a matmul of 8192^3 (plain SDPA had 0.16 to 0.18):
 | 768 causal, 8 heads in turn | 48 | 0.47 | 0.51 (402 TFLOPS) |
 | 1024 | 64 | 0.60 (468 TFLOPS) | 0.53 |
 
-At 1024 other runs had 0.54 to 0.63, the more the cooler the GPU. What blocks send each other
-decides, not the products: of four a call took as long at 576 as at 1024.
+In other runs 768 had 0.54 (f16 too; causal 0.51 again, 0.50 with 16 heads in turn, 0.48 with 4) and
+1024 0.54 to 0.63 (causal 0.53), the more the cooler the GPU. What blocks send each other decides,
+not the products: of four a call took as long at 576 as at 1024.
 
 What was tried and lost in that run: 48 keys weighed at once (0.48 dense, 0.48 causal) or two
 steps ahead (0.54, 0.49), 64 at once (0.54), 96 with their weights a step ahead (0.29) or two groups

@@ -115,9 +115,25 @@ _MISSING: dict[str, Callable[[], str | None]] = {
 }
 
 
+# Files of tests that measure, tune, or bound how long something takes: with others beside them on
+# the same cores they fail for no fault of their own.
+_ALONE = frozenset(
+    f"test_{name}"
+    for name in (
+        "bench_worker", "cli", "cli_start", "cli_streams", "compiler_processes", "dispatch_faults",
+        "dispatch_parallel", "dispatch_process", "dispatch_server", "fanout", "fleet_search",
+        "fleet_server", "no_toolkit", "server_commands", "store_files", "store_processes", "sweep",
+        "tuning_cpu", "tuning_faults", "tuning_resume", "vendor_libraries",
+    )
+)  # fmt: skip
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     reasons: dict[str, str | None] = {}
     for item in items:
+        if item.path.stem in _ALONE:
+            item.add_marker(pytest.mark.alone)
         for name, missing in _MISSING.items():
             if item.get_closest_marker(name) is not None:
                 if name not in reasons:

@@ -41,7 +41,7 @@ FENCES = {
     "rich": {"cli"},
     "tabulate": {"reporting", "cli"},
 }
-MAX_LINES = {".py": 400, ".cpp": 400, ".h": 400, ".cu": 300, ".cuh": 300}
+MAX_LINES = {".py": 400, ".cpp": 400, ".h": 400, ".cu": 300, ".cuh": 330}
 
 # The files of layer 0 are one package in all but name: each may import those listed before it.
 _FILES_IN_ORDER = [part for part, layer in LAYERS.items() if layer == 0]
